@@ -108,7 +108,7 @@ def train_table(lines: list[Line]) -> str:
         if "error" in line
     )
     merges = ", ".join(
-        f"B={size}: {line['sparse_merge']} and {line['dense_merge']}"
+        f"{line['sparse_merge']} sparse and {line['dense_merge']} dense (B={size})"
         for (case, size), line in sorted(cells.items())
         if case == "async_2x2"
     )
@@ -120,7 +120,7 @@ def train_table(lines: list[Line]) -> str:
     header = ["examples/s, all workers (share of the ceiling)", *(f"B={size}" for size in sizes)]
     return (
         f"{table(header, rows)}\n\n"
-        f"Maximum batches merged per async push (sparse and dense): {merges}. AUC after the run ({learnt}), "
+        f"Maximum batches merged per async push: {merges}. AUC after the run ({learnt}), "
         f"best possible 0.84.\n{failed}"
     ).rstrip()
 

@@ -119,8 +119,8 @@ class Checkpoint:
         """Raises CheckpointError if it is of another save than `token`'s; an empty token matches any."""
         if token and token != self.token:
             raise CheckpointError(
-                f"checkpoint {self.url} was replaced during the load: the save was {token!r}, and is now "
-                f"{self.token!r}. Load again, and save new checkpoints to folders of other names"
+                f"checkpoint {self.url} was replaced during the load: the token of its save was {token!r}, "
+                f"and is now {self.token!r}. Load again, and save new checkpoints to folders of other names"
             )
 
     def require_trainable(self) -> None:

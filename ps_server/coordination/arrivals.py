@@ -73,8 +73,8 @@ class Arrivals:
         others = [place for place, at in self._waiting.items() if worker in at and place != name]
         if len(others) >= MAX_BARRIERS:
             raise ProtocolError(
-                f"{self._members.name(worker)} called barrier {name!r} while it waits at {len(others)} "
-                f"others, such as {others[0]!r}: a worker waits at one barrier at a time"
+                f"{self._members.name(worker)} called barrier {name!r}, but still waits at {len(others)} "
+                f"others, such as {others[0]!r}: call one barrier at a time"
             )
         self._waiting.setdefault(name, {})[worker] = _Arrival(future, contribution)
         self._steps.leave(worker, step)

@@ -77,7 +77,7 @@ class Membership:
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
-                f"{name} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
+                f"{name} has a lease of {lease.seconds} s, expected more than 0 and up to {MAX_LEASE_S:g}"
             )
         if self.all_joined:
             self.require(worker)  # a stranger's terms do not end a job that runs

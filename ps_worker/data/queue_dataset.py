@@ -112,8 +112,8 @@ class QueueDataset(FileDataset):
             )
         if start.files != first.files:
             raise UsageError(
-                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it is of "
-                "other files, another order of files or another shuffle_files"
+                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it was "
+                "taken with other files, another order of files or another shuffle_files"
             )
         return self._begin(start)
 

@@ -242,8 +242,8 @@ class Predictor:
         with self._switching:
             if not self._previous:
                 raise UsageError(
-                    f"no model from before {self.url} is kept, only the last {MAX_KEPT} replaced models "
-                    "are: give switch_to the url of the model that you want"
+                    f"no model from before {self.url} is left: only the last {MAX_KEPT} replaced models "
+                    "are kept. Give switch_to the url of the model that you want"
                 )
             self._loaded = self._previous.pop()
 

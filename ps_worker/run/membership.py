@@ -98,7 +98,9 @@ class Membership(AbstractContextManager["Membership"]):
         try:
             self._store.leave(self.member.worker, step=step)
         except TransportError as error:  # its work is done, and servers end when all have left
-            logger.warning("left without an answer, as the servers may have ended: %s", error)
+            logger.warning(
+                "left the job without an answer from the servers, which may have ended: %s", error
+            )
         self.has_left = True
         self.close()
 

@@ -306,8 +306,8 @@ class Tables:
             raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
         if os.getpid() != self._process:
             raise UsageError(
-                "the tables belong to another process, such as the parent of a DataLoader's workers, and "
-                "rows here would never change: look up in the process that trains"
+                "the tables belong to another process, and the copy in this one (such as a DataLoader's "
+                "worker) would never change: look up in the process that trains"
             )
 
     def close(self) -> None:

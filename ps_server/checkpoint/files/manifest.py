@@ -349,8 +349,8 @@ def _require_whole_table(
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
     if len(shards) != spec.num_shards or shards != list(range(spec.num_shards)):
         raise CheckpointError(
-            f"{source}: table {spec.name!r} has {spec.num_shards} shards, expected each once, but the files "
-            f"hold shards {shards}; did each server save once?"
+            f"{source}: table {spec.name!r} needs each of its {spec.num_shards} shards once, but the "
+            f"files hold shards {shards}; did each server save once?"
         )
     for entry in entries:
         if isinstance(entry, TableEntry):

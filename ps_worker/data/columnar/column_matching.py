@@ -80,8 +80,8 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
         _check_keys(path, fields, schema)
         if row_columns.get("ids") in schema.slots:
             raise DataError(
-                f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be printed "
-                "before predictions: name another column"
+                f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be the "
+                "id that is printed before predictions: name another id column in the schema"
             )
     has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
     return FileColumns(row_columns, other_labels, read, are_keys, has_lists)

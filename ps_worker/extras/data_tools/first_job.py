@@ -106,10 +106,10 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
         has_rows = any(block.rows.size for block in blocks)
     except DataError as error:
         raise UsageError(
-            f"a test file has other columns than the training files: {error}: {remedy}"
+            f"a test file has other columns than the training files: {error}; {remedy}"
         ) from error
     if not has_rows:
-        fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
+        fault = f": {bad_rows.first}; {remedy}" if bad_rows.first else ": name others with --test"
         raise UsageError(
             f"test file {path} has no row that fits the schema of the training files{fault}"
         )

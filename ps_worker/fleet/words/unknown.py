@@ -41,9 +41,7 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise UsageError(
-                    f"{function.__name__}() has other arguments here, such as {example}: {error}"
-                ) from None
+                raise UsageError(f"call {function.__name__}() as in {example}: {error}") from None
             return function(*args, **kwargs)
 
         return checked

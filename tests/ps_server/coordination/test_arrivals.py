@@ -114,7 +114,7 @@ def test_worker_at_more_barriers_than_it_can_have_lost_calls_is_refused() -> Non
         barriers.arrive(f"barrier-{number}", 0)
 
     with pytest.raises(
-        ProtocolError, match="'one-more' while it waits at 8 others, such as 'barrier-0'"
+        ProtocolError, match="'one-more', but still waits at 8 others, such as 'barrier-0'"
     ):
         barriers.arrive("one-more", 0)
 

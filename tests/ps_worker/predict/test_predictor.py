@@ -229,7 +229,7 @@ def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
     predictor.roll_back()
     np.testing.assert_array_equal(says(), first)
     with pytest.raises(
-        UsageError, match=r"no model from before .*epoch-1 is kept, only the last 2"
+        UsageError, match=r"no model from before .*epoch-1 is left: only the last 2"
     ):
         predictor.roll_back()
     assert not np.array_equal(first, second)
@@ -246,7 +246,7 @@ def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
         urls.append(Path(predictor.url).name)
 
     assert urls == ["epoch-1", "epoch-2"]
-    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is kept"):
+    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is left"):
         predictor.roll_back()
 
 

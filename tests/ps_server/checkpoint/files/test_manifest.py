@@ -267,7 +267,7 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         pytest.param((WIDE, piece(0, 4), piece(5, 10)), "(0, 4), (5, 10)", id="gap"),
         pytest.param((WIDE, piece(0, 6), piece(5, 10)), "(0, 6), (5, 10)", id="overlap"),
         pytest.param((WIDE, MLP, MLP), "(0, 10), (0, 10)", id="piece-twice"),
-        pytest.param((MLP,), "'wide' has 1 shards.*hold shards []", id="no-shard"),
+        pytest.param((MLP,), "'wide' needs each of its 1 shards.*hold shards []", id="no-shard"),
         pytest.param((WIDE, WIDE, MLP), "hold shards [0, 0]", id="shard-twice"),
         pytest.param(
             (WIDE, MLP, replace(WIDE, table="deep", file="deep.arrow")),

@@ -108,7 +108,7 @@ def test_keys_cannot_name_predictions(tmp_path: Path, slot: str) -> None:
     path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
 
     with pytest.raises(
-        DataError, match=rf"a\.parquet: column '{slot}' holds keys, .* cannot be printed"
+        DataError, match=rf"a\.parquet: column '{slot}' holds keys, .* cannot be the id"
     ):
         read_keys(path, replace(SCHEMA, id=slot, is_for_prediction=True))
 
