@@ -1,9 +1,6 @@
 """What holds for files of every format, as datasets read them: the same rows, and resume."""
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +23,6 @@ from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.text import text_reader
 from ctr_ps.ps_worker.data.user_code import generator_reader, pipe
 from tests.reference.features import key_of
-from tests.support.commands import ROOT
 from tests.support.formats import (
     FILE_FORMATS,
     ROWS,
@@ -147,30 +143,6 @@ def test_keys_are_the_published_ones(tmp_path: Path, name: str) -> None:
     for row, row_keys in zip(writable, keys, strict=True):
         slot, key = expected[rows.index(row)]
         assert int(row_keys[slot - 1]) == key, (slot, row.values[slot - 1])
-
-
-def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
-    expected = []
-    for name in sorted(FILE_FORMATS):
-        path = write(tmp_path, name, FILE_FORMATS[name].writable(ROWS), name)
-        expected.append(
-            " ".join([name, *map(str, rows_of(dataset_of(QueueDataset, name, [path])).keys)])
-        )
-
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.formats", str(len(SCHEMA.slots)), tmp_path],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for seed in ("1", "2")
-    ]
-
-    for process in processes:
-        output, _ = process.communicate(timeout=120)
-        assert sorted(output.splitlines()) == sorted(expected)
 
 
 # Resume
