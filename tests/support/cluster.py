@@ -73,7 +73,6 @@ class Cluster:
         return self.endpoints[-1]
 
     def stop_server(self, index: int) -> None:
-        """Stops a server, but keeps its store."""
         self._loop.run(self.servers[index].stop())
 
     def start_again(self, index: int, **settings: Any) -> None:

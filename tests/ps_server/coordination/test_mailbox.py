@@ -15,7 +15,6 @@ MANY = 2**30
 
 
 def message(sequence: int, content: bytes | None = b"rows", sender: int = 0) -> Message:
-    """Returns a message to worker 1."""
     return Message(sender=sender, receiver=1, sequence=sequence, content=content)
 
 
@@ -311,7 +310,6 @@ def test_every_message_comes_once_and_the_inbox_stays_within_its_bound(
 
 
 def restarted(mailbox: Mailbox) -> Mailbox:
-    """Returns another mailbox that has taken over the state of one."""
     other = Mailbox(mailbox._members, inbox_bytes=50)
     other.restore(mailbox.state())
     for waiting in mailbox.waiting():

@@ -47,7 +47,6 @@ def ones(keys: Keys, dim: int = 2) -> SparseGrad:
 
 
 def exported(table: SparseTable) -> dict[int, tuple[list[float], list[float]]]:
-    """Returns weights and state by key."""
     shards = [table.export_shard(shard) for shard in table.shards]
     return {
         int(key): (weights.tolist(), state.tolist())
