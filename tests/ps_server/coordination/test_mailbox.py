@@ -53,13 +53,6 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> No
     assert held_bytes(mailbox) == 0
 
 
-def test_one_message_comes_however_large_it_is() -> None:
-    mailbox = Mailbox(Membership(Members(2)))
-    mailbox.post("exchange", message(0, b"large"))
-
-    assert taken(mailbox, max_bytes=1) == [b"large"]
-
-
 def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -> None:
     mailbox = Mailbox(Membership(Members(2)))
     mailbox.post("exchange", message(0))
