@@ -34,10 +34,8 @@ from tests.support.formats import (
     formats,
     kinds,
     rows_of,
-    schema_of,
     write,
 )
-from tests.support.key_vectors import published_vectors
 from tests.support.rows import assert_same_rows
 
 # The same rows
@@ -115,34 +113,6 @@ def test_any_text_and_any_number_are_the_same_from_every_format(name: str) -> No
         assert_same_rows(batch_of(rows), actual)
 
     check()
-
-
-def vector_rows(num_slots: int) -> tuple[list[Row], dict[int, tuple[int, int]]]:
-    """Returns a row for each published vector that is text, and by its number slot and key."""
-    rows: list[Row] = []
-    expected = {}
-    for slot, value, key in published_vectors():
-        if slot <= num_slots:
-            values = [""] * num_slots
-            values[slot - 1] = value.decode()
-            expected[len(rows)] = (slot, key)
-            rows.append(Row(0, (len(rows), None), tuple(values)))
-    return rows, expected
-
-
-@formats
-def test_keys_are_the_published_ones(tmp_path: Path, name: str) -> None:
-    rows, expected = vector_rows(num_slots=26)
-    writable = FILE_FORMATS[name].writable(rows)
-    schema = schema_of(rows)
-    path = write(tmp_path, name, writable, schema=schema)
-
-    keys = rows_of(dataset_of(QueueDataset, name, [path], schema=schema)).keys.reshape(-1, 26)
-
-    assert len(writable) >= 11
-    for row, row_keys in zip(writable, keys, strict=True):
-        slot, key = expected[rows.index(row)]
-        assert int(row_keys[slot - 1]) == key, (slot, row.values[slot - 1])
 
 
 # Resume
