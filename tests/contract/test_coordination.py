@@ -24,7 +24,6 @@ NOT_OF_THE_JOB = "worker 2 (called, but this job has 2 workers|has not joined th
 
 
 def train_steps(store: Store, worker: int, num_steps: int) -> None:
-    """Takes part in steps of synchronous training, and leaves."""
     for step in range(num_steps):
         pull(store, at=step)
         gradients = random_gradients(1000 * worker + step, examples=3 + worker)

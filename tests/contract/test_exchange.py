@@ -26,7 +26,6 @@ def post(
 
 
 def take_all(store: Store, worker: int, exchange: str = "exchange") -> list[Message]:
-    """Takes until the end."""
     taken: list[Message] = []
     while messages := store.take(exchange, worker, received=len(taken)).result():
         taken += messages

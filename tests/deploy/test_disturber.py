@@ -97,7 +97,6 @@ print('{"auc": 0.7}')
 
 def test_paused_process_stops_and_goes_on() -> None:
     def observe() -> list[int]:
-        """Waits until it stops and goes on, and leaves its exit to the launcher."""
         pid = int(Path("pid").read_text())
         Path("alive").write_text("")
         codes = [os.waitid(os.P_PID, pid, state).si_code for state in (os.WSTOPPED, os.WCONTINUED)]

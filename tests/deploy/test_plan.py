@@ -10,7 +10,6 @@ from ctr_ps.deploy.plan import (
     ROLE_VARIABLES,
     Plan,
     commands_of_job,
-    commands_of_script,
     describe_end,
     environment_of,
     exit_code_of,
@@ -36,17 +35,6 @@ def test_workers_of_a_job_get_it_and_its_overrides(tmp_path: Path) -> None:
     assert commands.server == (sys.executable, "-m", "server")
     assert commands.worker[3:] == ("job.toml", "--set", "a.b=1", "--set", "c.d=x y", "--json")
     assert commands.heter[2:] == ("heter", *commands.worker[3:])
-
-
-def test_a_script_is_run_by_this_python_in_both_roles() -> None:
-    commands = commands_of_script(Path("a/script.py"), ["--set", "x"], {"--json": False})
-
-    assert commands.server == commands.worker == (sys.executable, "a/script.py", "--set", "x")
-
-
-def test_options_of_jobs_are_refused_by_name() -> None:
-    with pytest.raises(typer.BadParameter, match=r"--json, --set is for jobs, but 'script.py'"):
-        commands_of_script(Path("script.py"), [], {"--json": True, "--set": ["a=b"], "--x": None})
 
 
 def test_programs_next_to_this_python_come_before_path(

@@ -11,12 +11,10 @@ from ctr_ps.deploy.supervisor import (
     Decision,
     End,
     Exited,
-    OtherPorts,
     Policy,
     Progressed,
     Restart,
     RestartAll,
-    Signalled,
     Supervisor,
     Warn,
 )
@@ -85,29 +83,6 @@ def test_script_whose_workers_all_outlive_servers_is_asked_whether_these_served(
     notice = rules.handle(None, 10.0)
 
     assert ("do the servers serve?" in notice.text) == (not has_one_exited)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_the_run(number: signal.Signals) -> None:
-    assert supervisor().handle(Signalled(number), 0.0) == End(128 + number, f"got {number.name}")
-
-
-def test_the_first_failure_ends_the_run() -> None:
-    rules = supervisor()
-    exits(rules, "pserver.0")
-
-    end = exits(rules, "trainer.1", code=6)
-
-    reason = "trainer.1 exited with code 6, after pserver.0 had exited with code 0"
-    assert end == End(6, reason, "trainer.1")
-
-
-def test_a_lost_port_is_replaced_once() -> None:
-    rules = supervisor()
-
-    assert exits(rules, "pserver.1", code=3) == OtherPorts("pserver.1 exited with code 3")
-    rules.started()
-    assert exits(rules, "pserver.1", code=3) == End(3, "pserver.1 exited with code 3", "pserver.1")
 
 
 def test_a_port_lost_by_a_server_that_is_started_again_is_a_failure() -> None:
@@ -197,15 +172,6 @@ def test_after_the_last_restart_a_killed_process_ends_the_run(durability: str) -
 
     assert (end.code, end.failed) == (137, "trainer.0")
     assert "had its 2 restarts" in end.reason
-
-
-def test_a_job_without_checkpoints_ends_and_says_why() -> None:
-    rules = supervisor(max_restarts=2, why_no_resume="job.toml has no checkpoint.dir")
-
-    end = exits(rules, "pserver.0", code=KILLED)
-
-    assert end.code == 137
-    assert "nothing can be resumed: job.toml has no checkpoint.dir" in end.reason
 
 
 def test_restarts_without_progress_end_the_run() -> None:

@@ -53,7 +53,6 @@ class Engine:
         return done.stdout
 
     def has_image(self, image: str) -> bool:
-        """Tells whether an image is there without asking a registry."""
         found = subprocess.run(
             ["docker", "image", "inspect", image],
             env=self.environment,
@@ -63,7 +62,6 @@ class Engine:
         return found.returncode == 0
 
     def is_up(self) -> bool:
-        """Tells whether the engine answers."""
         info = subprocess.run(
             ["docker", "info"], env=self.environment, capture_output=True, check=False
         )
@@ -78,16 +76,13 @@ class Project:
     compose: Sequence[str]
 
     def run(self, *arguments: str) -> str:
-        """Returns the stdout of a Compose command."""
         return self.engine.output(*self.compose, *arguments)
 
     def container(self, service: str) -> str:
-        """Returns the id of a service's container."""
         (container,) = self.run("ps", "--all", "--quiet", service).split()
         return container
 
     def exit_codes(self) -> dict[str, int]:
-        """Returns the exit code of each service's container."""
         form = '{{index .Config.Labels "com.docker.compose.service"}} {{.State.ExitCode}}'
         containers = self.run("ps", "--all", "--quiet").split()
         lines = self.engine.output("docker", "inspect", "--format", form, *containers).splitlines()

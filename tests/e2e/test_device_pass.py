@@ -40,7 +40,6 @@ def settings(data: Path, folder: Path, **others: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """What a run of eight passes in process gives."""
     folder = tmp_path_factory.mktemp("model")
     return folder, result_of("ps-worker", "train", JOB, *settings(data, folder, **DEVICE))
 

@@ -74,7 +74,6 @@ class Job:
         self.heter_endpoints = heter_endpoints
 
     def wait_for_step(self, name: str) -> None:
-        """Waits until a worker has logged a step."""
         stream = self.processes[name].stderr
         assert stream is not None
         for line in stream:

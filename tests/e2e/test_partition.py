@@ -59,7 +59,6 @@ class Partition(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Runs in the thread."""
         self._network.cut(CUT_OFF, AWAY_FROM)
         for pause_s in (STILL_S, OUTAGE_S - STILL_S):
             time.sleep(pause_s)

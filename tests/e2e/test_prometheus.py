@@ -40,7 +40,6 @@ class Scraped:
     endpoints: dict[str, list[str]]
 
     def query(self, text: str) -> list[dict[str, Any]]:
-        """Returns the samples of a query."""
         url = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
         with urllib.request.urlopen(url, timeout=10) as response:
             return list(json.load(response)["data"]["result"])

@@ -98,7 +98,6 @@ def stopped(job: RunningJob, name: str, seconds: float) -> Iterator[None]:
 
 
 def segments(job: RunningJob, server: str) -> list[Path]:
-    """Returns the files of a server's update log."""
     return sorted(job.update_log(server).glob("segment-*"))
 
 
@@ -507,7 +506,6 @@ def pushing(folder: Path, **settings: Any) -> Iterator[RunningJob]:
 
 
 def wait_for_pushes(job: RunningJob, worker: int, number: int) -> None:
-    """Waits until this number of pushes of a worker were acknowledged."""
     file, end = job.folder / f"{worker}.acknowledged", time.monotonic() + pusher.LEASE.seconds + 60
     while not file.exists() or len(numbers_in(file)) < number:
         assert time.monotonic() < end, job.tails

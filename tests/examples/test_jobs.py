@@ -43,7 +43,6 @@ def test_example_is_a_job(example: Path) -> None:
 
 
 def made_by(program: str, folder: Path) -> Path:
-    """Returns the folder with the data of an example's program."""
     done = run(sys.executable, EXAMPLES / program, folder)
     assert done.returncode == 0, done.stderr
     return folder

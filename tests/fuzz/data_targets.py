@@ -43,7 +43,6 @@ TABLE = pa.table(
 
 
 def written(write: Any, **options: Any) -> bytes:
-    """Returns a file of `TABLE`."""
     file = io.BytesIO()
     write(TABLE, file, **options)
     return file.getvalue()

@@ -88,7 +88,6 @@ class Report:
 
     @property
     def cases(self) -> int:
-        """All of them."""
         return self.answered + self.refused + self.aborted
 
 
@@ -99,7 +98,6 @@ def target_of(name: str, folder: Path) -> Target:
 
 
 def corpus_of(name: str) -> list[bytes]:
-    """Returns the inputs of past findings."""
     return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
 
 
@@ -145,7 +143,6 @@ def run_cases(
 
 
 def input_of(target: Target, seed: int, number: int) -> bytes:
-    """Returns the input of a case."""
     return target.make(random.Random(f"{seed}/{number}"))
 
 

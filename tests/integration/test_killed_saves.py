@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from tests.support.kill_target import NUMBER
 from tests.support.processes import free_port
 from tests.support.s3 import BUCKET
+from tests.support.waiting import wait_until
 
 LIMIT_S = 60.0
 
@@ -63,13 +64,6 @@ def kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, "not within the limit"
-        time.sleep(0.005)
-
-
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -95,11 +89,11 @@ def kill_while_saving(targets: Targets, url: str, tmp_path: Path, num_kills: int
             pass
         processes = [targets.fork(role="server", port=port)]
         try:
-            wait_until(lambda port=port: is_open(port))
+            wait_until(lambda port=port: is_open(port), LIMIT_S)
             processes.append(
                 targets.fork(role="worker", port=port, url=url, first=number + 1, log=str(log))
             )
-            wait_until(lambda log=log: log.exists() and log.read_text().endswith("\n"))
+            wait_until(lambda log=log: log.exists() and log.read_text().endswith("\n"), LIMIT_S)
             time.sleep(rng.uniform(0, 0.3))  # a save takes some 20 ms, on S3 200 ms
             kill(processes[trial % 2])
         finally:

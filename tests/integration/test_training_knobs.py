@@ -173,7 +173,6 @@ def test_nothing_is_learnt_after_a_schedule_has_come_to_0(mode: str, num_workers
 
 
 def parameters_of(store: Store) -> np.ndarray:
-    """Returns dense parameters and all rows that are trained, flat."""
     keys = np.unique(np.concatenate([batch.keys for data in DATA for batch in data]))
     rows = store.pull_sparse({"embedding": keys}, missing=Missing.INITIAL).result().rows
     return np.concatenate([dense_of(store), rows["embedding"].reshape(-1)])

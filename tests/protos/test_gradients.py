@@ -85,12 +85,6 @@ def test_part_without_keys_only_adds_its_examples(place: int) -> None:
     assert total.examples == 33
 
 
-def test_parts_without_any_keys_add_up_to_none() -> None:
-    total = sum_sparse([sparse([], [], 3), sparse([], [], 4)])
-
-    assert (total.keys.size, total.values.size, total.examples) == (0, 0, 7)
-
-
 def test_sums_leave_their_parts_as_they_were() -> None:
     first, second, third = (dense([1.0]) for _ in range(3))
     row, same_row = sparse([1], [1.0]), sparse([1], [1.0])

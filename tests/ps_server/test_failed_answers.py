@@ -18,7 +18,6 @@ class AnswerError(Exception):
 
 
 def push(engine: Engine, sequence: int, *, at: Version | None, worker: int = 0) -> Version:
-    """Pushes a batch of no gradients."""
     return engine.push(Gradients(), push_id(worker, sequence), at).result()
 
 

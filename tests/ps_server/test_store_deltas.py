@@ -49,7 +49,6 @@ KEYS = st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True)
 
 
 def rows_of(checkpoint: Checkpoint, table: str) -> dict[int, tuple[list[float], list[float]]]:
-    """Returns weights and statistics by key."""
     found = {}
     for _, rows in checkpoint.read_shards(table, range(checkpoint.tables[table].num_shards)):
         assert np.all(np.diff(rows.keys.astype(np.float64)) > 0)
@@ -422,8 +421,6 @@ class Saved:
 
 
 class DeltaMachine(RuleBasedStateMachine):
-    """Any order of pushes, shrinks, saves of both kinds, and loads on other numbers of servers."""
-
     folder: Path
 
     @initialize(num_servers=st.integers(1, 3))

@@ -42,7 +42,6 @@ def first_order(dense: Array, weight: Array, bias: Array, features: Array) -> fl
 
 
 def interactions(features: Array) -> float:
-    """Returns the sum over pairs of the features float64[K, D] of their products."""
     return float(sum(np.dot(first, second) for first, second in combinations(features, 2)))
 
 

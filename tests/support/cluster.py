@@ -26,7 +26,7 @@ from ctr_ps.ps_worker.cluster.connect import wait_for_servers
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.stream import StreamChannel
 from ctr_ps.ps_worker.extras.chaos import faults_of
-from tests.support.stores import INCARNATION
+from tests.support.stores import INCARNATION, declare, joined
 
 T = TypeVar("T")
 
@@ -73,7 +73,6 @@ class Cluster:
         return self.endpoints[-1]
 
     def stop_server(self, index: int) -> None:
-        """Stops a server, but keeps its store."""
         self._loop.run(self.servers[index].stop())
 
     def start_again(self, index: int, **settings: Any) -> None:
@@ -165,6 +164,16 @@ def cluster(
             yield servers
     finally:
         loop.close()
+
+
+@contextmanager
+def one_server(**settings: Any) -> Iterator[Cluster]:
+    """A server with the usual tables, which its worker has joined."""
+    with cluster(num_servers=0) as servers:
+        store = joined(ParameterStore())
+        declare(store)
+        servers.start_server(store, **settings)
+        yield servers
 
 
 @cache

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -264,16 +263,3 @@ def rows_of(dataset: QueueDataset | InMemoryDataset) -> Batch:
     if isinstance(dataset, InMemoryDataset):
         dataset.load_into_memory()
     return joined(list(dataset))
-
-
-def print_keys(num_slots: int, folder: Path) -> None:
-    """Prints the keys of each file NAME.SUFFIX in `folder`, where NAME is that of a format."""
-    schema = Schema.numbered(NUM_DENSE, num_slots)
-    for path in sorted(folder.iterdir()):
-        name = path.name.split(".", maxsplit=1)[0]
-        rows = rows_of(dataset_of(QueueDataset, name, [path], schema=schema))
-        print(name, *rows.keys)
-
-
-if __name__ == "__main__":
-    print_keys(int(sys.argv[1]), Path(sys.argv[2]))

@@ -23,7 +23,6 @@ _QUIET_S = 0.5
 
 
 def message(content: bytes, *, is_compressed: bool = False) -> bytes:
-    """Frames a message as gRPC does."""
     return bytes([is_compressed]) + struct.pack(">I", len(content)) + content
 
 

@@ -12,6 +12,5 @@ _VECTOR_ROW = re.compile(
 
 
 def published_vectors() -> list[tuple[int, bytes, int]]:
-    """Returns slot, value and key of each row of docs/features.md."""
     rows = _VECTOR_ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
     return [(int(slot), bytes.fromhex(value), int(key, 16)) for slot, value, key in rows]

@@ -54,7 +54,6 @@ def _raising(error: Exception) -> Callable[[], Any]:
 
 
 def through(codec: Codec[T], value: T) -> T:
-    """Returns a value after encoding and decoding."""
     return codec.decode(codec.encode(value))
 
 

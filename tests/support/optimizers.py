@@ -17,5 +17,4 @@ CUSTOM_PARAMS: dict[str, dict[str, float]] = {
 
 
 def plain_optimizer(name: str, rate: float = 0.125) -> OptimizerSpec:
-    """Returns an optimizer with its defaults, and a rate if it requires one."""
     return OptimizerSpec(name=name, params=dict.fromkeys(OPTIMIZERS[name].required, rate))

@@ -7,7 +7,6 @@ LIMIT_S = 20.0
 
 
 def run_together(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs each task in a thread; raises the first error, or if a task does not end."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(tasks))
 

@@ -29,7 +29,6 @@ LIMIT_S = 60.0
 
 
 def small_model() -> Model:
-    """Returns a CTR-DNN that trains in no time."""
     return build_model(
         "ctr_dnn",
         Schema.numbered(NUM_DENSE, NUM_SLOTS),
@@ -38,12 +37,10 @@ def small_model() -> Model:
 
 
 def job(mode: str, *overrides: str) -> Job:
-    """Returns a job for the small model."""
     return job_of(f"strategy.mode={mode}", *overrides)
 
 
 def job_of(*settings: str) -> Job:
-    """Returns the default job with these settings."""
     return override_job({}, settings, source="test")
 
 

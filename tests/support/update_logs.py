@@ -32,7 +32,6 @@ def resumed_log(folder: Path, *, sync: LogSync = LogSync.OS) -> Iterator[UpdateL
 
 
 def append_all(log: UpdateLog, records: Sequence[Record]) -> None:
-    """Appends records, each after the previous one was acknowledged."""
     for record in records:
         log.append(record.kind, record.payload).result()
 

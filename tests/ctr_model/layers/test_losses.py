@@ -5,7 +5,6 @@ import pytest
 
 from ctr_ps.ctr_model.layers.losses import (
     binary_cross_entropy,
-    click_probabilities,
     cross_entropy,
     sigmoid_probabilities,
 )
@@ -30,14 +29,6 @@ def run_one(logits: list[float], labels: list[float]) -> tuple[float, np.ndarray
     return loss, probabilities, grad
 
 
-def test_even_logits_are_a_coin() -> None:
-    loss, probabilities, grad = run([[0.0, 0.0], [3.0, 3.0]], [1.0, 0.0])
-
-    assert loss == pytest.approx(2 * math.log(2))
-    assert probabilities.tolist() == [0.5, 0.5]
-    assert grad.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
-
-
 @pytest.mark.parametrize("label", [0.0, 1.0])
 @pytest.mark.parametrize("difference", [-800.0, -90.0, 90.0, 800.0])
 def test_extreme_logits_stay_finite(difference: float, label: float) -> None:
@@ -54,29 +45,6 @@ def test_small_losses_are_not_lost() -> None:
     loss, _, _ = run_one([40.0], [1.0])
 
     assert loss == pytest.approx(math.exp(-40.0), rel=1e-6, abs=0)
-
-
-def test_gradient_is_the_difference_quotient() -> None:
-    logits, labels, step = [[0.3, -0.8], [1.5, 0.2]], [1.0, 0.0], 1e-2
-    _, _, grad = run(logits, labels)
-
-    for b in range(2):
-        for c in range(2):
-            upper, lower = [list(row) for row in logits], [list(row) for row in logits]
-            upper[b][c] += step
-            lower[b][c] -= step
-            quotient = (run(upper, labels)[0] - run(lower, labels)[0]) / (2 * step)
-            assert grad[b, c] == pytest.approx(quotient, abs=1e-4)
-
-
-def test_prediction_is_the_same_as_in_training() -> None:
-    logits = np.random.default_rng(1).normal(size=(50, 2)).astype(np.float32)
-    predicted = np.empty(50, np.float32)
-
-    click_probabilities(logits, predicted)
-    _, trained, _ = run(logits.tolist(), [0.0] * 50)
-
-    assert predicted.tobytes() == trained.tobytes()
 
 
 def test_one_logit_is_two_of_which_the_first_is_zero() -> None:

@@ -2,15 +2,6 @@ import pytest
 
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.schema import criteo_schema
-from tests.reference import models as oracle
-from tests.support.model_cases import SCHEMA, ModelCase, assert_predictions_agree
-
-
-def test_any_number_of_hidden_layers_will_do() -> None:
-    for hidden in [(5,), (4, 5, 6)]:
-        case = ModelCase(CtrDnn(SCHEMA, dim=2, hidden=hidden), SCHEMA, seed=1)
-
-        assert_predictions_agree(case, oracle.ctr_dnn)
 
 
 def test_tutorial_network_has_the_tutorials_sizes() -> None:

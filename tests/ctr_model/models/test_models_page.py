@@ -30,7 +30,6 @@ def names(cell: str) -> list[str]:
 
 
 def options_of(model: str) -> dict[str, object]:
-    """Returns the defaults of a model's options."""
     return {
         name: list(parameter.default) if type(parameter.default) is tuple else parameter.default
         for name, parameter in inspect.signature((MODELS | TASK_MODELS)[model]).parameters.items()

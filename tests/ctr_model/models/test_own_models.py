@@ -101,16 +101,6 @@ def test_a_fault_says_where_it_is_and_of_which_shapes(fault: str, message: str) 
         case_of(fault).gradient()
 
 
-def test_a_model_without_a_fault_is_not_disturbed() -> None:
-    case = case_of("")
-    workspace = case.model.workspace(5)
-
-    first, second = case.gradient(workspace), case.gradient(workspace)
-
-    assert np.isfinite(first.dense).all()
-    assert first.as_bytes() == second.as_bytes()
-
-
 def test_prediction_says_the_same() -> None:
     with pytest.raises(ModelInputError, match=rf"forward failed .* {SHAPES}"):
         case_of("shapes").predict()

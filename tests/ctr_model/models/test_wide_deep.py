@@ -15,13 +15,6 @@ from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 from tests.support.slot_keys import lookup_of
 
 
-def test_schema_without_numbers_will_do() -> None:
-    schema = Schema.numbered(0, 3)
-    case = ModelCase(LogisticRegression(schema), schema, seed=1)
-
-    assert_gradients_agree(case, oracle.lr)
-
-
 def test_it_starts_as_a_coin() -> None:
     case = ModelCase(LogisticRegression(SCHEMA), SCHEMA, seed=1)
     case.params[:] = 0

@@ -32,20 +32,6 @@ def every_transform() -> Schema:
     )
 
 
-def test_round_trip_keeps_every_value() -> None:
-    schema = every_transform()
-
-    assert Schema.from_dict(schema.to_dict()) == schema
-
-
-def test_file_keeps_every_value_and_the_fingerprint(tmp_path: Path) -> None:
-    path = tmp_path / "schema.toml"
-    path.write_text(every_transform().to_toml(), encoding="utf-8")
-
-    assert Schema.load(path) == every_transform()
-    assert Schema.load(path).fingerprint == every_transform().fingerprint
-
-
 def test_label_is_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     schema = replace(every_transform(), label='a "click"', weight="w", id="user")
@@ -174,14 +160,6 @@ def test_min_max_schema_of_criteo_has_the_constants_of_the_tutorial() -> None:
     assert [column.min for column in schema.dense] == [0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     spans = [column.span[1] for column in schema.dense]
     assert spans == [20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50]
-
-
-def test_schema_is_found_by_name_and_by_path(tmp_path: Path) -> None:
-    path = tmp_path / "two.toml"
-    path.write_text('hash_version = 1\nslots = ["a", "b"]\ndense = []\n', encoding="utf-8")
-
-    assert Schema.load("criteo") == criteo_schema()
-    assert Schema.load(str(path)).slots == ("a", "b")
 
 
 def test_unknown_name_lists_the_known_ones() -> None:

@@ -388,15 +388,6 @@ def test_what_servers_cannot_keep_is_refused(name: str, part: Any, message: str)
         TorchModel(SCHEMA, net_with(name, part))
 
 
-def test_constants_are_buffers_that_are_not_persistent() -> None:
-    class Constant(Net):
-        def __init__(self, schema: Any) -> None:
-            super().__init__(schema)
-            self.register_buffer("constant", torch.tensor(0.5), persistent=False)
-
-    assert TorchModel(SCHEMA, Constant).num_params == 3
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -505,12 +496,6 @@ def test_what_no_gradient_reaches_is_named_once(caplog: pytest.LogCaptureFixture
     assert message.startswith(
         "no gradient reaches forgotten.weight, table other in the first batch"
     )
-
-
-def test_net_that_uses_all_it_has_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    ModelCase(TorchModel(SCHEMA, Net), SCHEMA, 0, 5).gradient()
-
-    assert not caplog.messages
 
 
 class Buffered(Net):

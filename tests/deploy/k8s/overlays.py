@@ -47,7 +47,6 @@ def documents_of(overlay: str, size: tuple[int, int] | None = None) -> list[Docu
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:
-    """Returns the documents of a kind."""
     return [document for document in documents if document["kind"] == kind]
 
 
@@ -91,7 +90,6 @@ class Pods:
 
     @property
     def containers(self) -> list[Document]:
-        """All containers, those that begin first."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property
@@ -145,7 +143,6 @@ class Pods:
         }
 
     def arguments(self, index: int, others: "Pods") -> list[str]:
-        """Returns the command line of pod `index`."""
         variables = self.environment(index, others)
         return [expanded(each, variables) for each in self.main["args"]]
 
@@ -156,7 +153,6 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def pods_of(documents: Sequence[Document]) -> tuple[Pods, Pods]:
-    """Returns servers and workers of an overlay."""
     if sets := of_kind(documents, "JobSet"):
         (jobset,) = sets
         jobs = {each["name"]: each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]}

@@ -16,7 +16,6 @@ LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 
 
 def one_of(*values: str) -> Schema:
-    """Returns the schema of a text that is one of these."""
     return {"enum": [*values]}
 
 
@@ -36,7 +35,6 @@ def items(schema: Schema) -> Schema:
 
 
 def resource(api_version: str, kind: str, spec: Schema) -> Schema:
-    """Returns the schema of a resource."""
     return fields(
         ("apiVersion", "kind", "metadata", "spec"),
         apiVersion={"const": api_version},

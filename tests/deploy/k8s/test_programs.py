@@ -52,7 +52,6 @@ def documents(request: pytest.FixtureRequest, overlay: str) -> Sequence[Document
 
 
 def both(documents: Sequence[Document]) -> Iterator[tuple[Pods, Pods]]:
-    """Yields servers and workers, each with the others."""
     servers, workers = pods_of(documents)
     yield servers, workers
     yield workers, servers

@@ -30,10 +30,6 @@ def test_worker_goes_on_where_the_server_with_the_least_is() -> None:
     assert merge_progress(parts) == {0: progress(6), 1: progress(3)}
 
 
-def test_worker_that_a_server_knows_nothing_of_has_no_progress() -> None:
-    assert merge_progress([{0: progress(7), 1: progress(3)}, {0: progress(7)}]) == {0: progress(7)}
-
-
 def test_steps_compare_over_incarnations() -> None:
     parts = [{0: progress(8, incarnation=2)}, {0: progress(7, incarnation=9)}]
 

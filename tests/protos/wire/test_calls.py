@@ -14,7 +14,6 @@ from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.handlers import Handlers, method_name
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
-from tests.support.local_transport import through
 from tests.support.stores import member
 
 SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
@@ -43,13 +42,6 @@ def test_every_call_without_a_handler_is_a_method_of_the_engine_or_rendezvous(
     names = ["worker" if name == "member" else name for name in names]
     owner = Rendezvous if hasattr(Rendezvous, method) else Engine
     signature(getattr(owner, method)).bind(None, **dict.fromkeys(names))
-
-
-def test_absent_fields_are_none_and_zero_is_not() -> None:
-    for max_norm in (None, 0.0, 0.5):
-        request = requests.Shrink(max_norm=max_norm, member=member(), number=1)
-
-        assert through(calls.SHRINK.request, request) == request
 
 
 def test_every_call_that_may_wait_has_the_time_for_it() -> None:

@@ -48,7 +48,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Returns the path of a file of a checkpoint."""
     return folder / name if name == "MANIFEST.json" else next(folder.glob("data-*")) / name
 
 

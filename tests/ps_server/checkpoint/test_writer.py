@@ -32,12 +32,6 @@ def save_with(target: Path, model: FakeModel = MODEL, **changes: object) -> str:
     return save_checkpoint(target, **{**arguments, **changes})
 
 
-def test_server_that_sees_the_folder_accepts_the_token(tmp_path: Path) -> None:
-    data, token = open_data(LocalFolder(tmp_path / "saved"))
-
-    assert shared_folder(data.url, token) == data
-
-
 def test_server_that_sees_no_folder_or_another_one_says_so(tmp_path: Path) -> None:
     data, _ = open_data(LocalFolder(tmp_path / "saved"))
 
@@ -91,20 +85,6 @@ def test_manifest_says_what_every_server_has(tmp_path: Path) -> None:
     manifest = Checkpoint.open(tmp_path / "saved").manifest
     assert (manifest.version, manifest.created) == (6, 1.5e9)
     assert {0: progress(2), 1: progress(3)} == manifest.workers
-
-
-def test_error_of_a_server_leaves_the_old_one_and_no_staging(tmp_path: Path) -> None:
-    old = MODEL.save(tmp_path / "saved")
-
-    def write_shares(url: str, token: str) -> list[Share]:
-        share_of(MODEL, url)
-        raise CheckpointError("server 1: disk full")
-
-    with pytest.raises(CheckpointError, match="server 1: disk full"):
-        save_with(tmp_path / "saved", write_shares=write_shares)
-
-    assert len(list((tmp_path / "saved").iterdir())) == 2
-    assert old == Checkpoint.open(tmp_path / "saved").model_digest
 
 
 def write_without_last(url: str, _: str) -> list[Share]:

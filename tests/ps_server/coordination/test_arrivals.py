@@ -77,14 +77,6 @@ def test_barriers_of_different_names_do_not_mix() -> None:
     assert barriers.arrivals.missing() == {"end": [0, 2]}
 
 
-def test_last_one_missing_releases_the_barrier_by_leaving() -> None:
-    barriers = Barriers(2)
-    barriers.arrive("pass", 0)
-    barriers.leave(1)
-
-    assert barriers.released() == {"pass": [0]}
-
-
 def test_nobody_waits_once_all_are_done() -> None:
     barriers = Barriers(2)
     barriers.arrive("pass", 0)

@@ -64,7 +64,6 @@ def enter_part(workers: Coordinator, push_id: PushId, step: int = 0) -> Complete
 
 
 def heard(workers: Coordinator, who: Member) -> None:
-    """A process calls."""
     if not workers.admit(who):
         workers.bring_back(who)
 

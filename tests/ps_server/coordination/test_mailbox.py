@@ -15,7 +15,6 @@ MANY = 2**30
 
 
 def message(sequence: int, content: bytes | None = b"rows", sender: int = 0) -> Message:
-    """Returns a message to worker 1."""
     return Message(sender=sender, receiver=1, sequence=sequence, content=content)
 
 
@@ -52,13 +51,6 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> No
     assert held_bytes(mailbox) == 5
     assert taken(mailbox, received=3) is None
     assert held_bytes(mailbox) == 0
-
-
-def test_one_message_comes_however_large_it_is() -> None:
-    mailbox = Mailbox(Membership(Members(2)))
-    mailbox.post("exchange", message(0, b"large"))
-
-    assert taken(mailbox, max_bytes=1) == [b"large"]
 
 
 def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -> None:
@@ -311,7 +303,6 @@ def test_every_message_comes_once_and_the_inbox_stays_within_its_bound(
 
 
 def restarted(mailbox: Mailbox) -> Mailbox:
-    """Returns another mailbox that has taken over the state of one."""
     other = Mailbox(mailbox._members, inbox_bytes=50)
     other.restore(mailbox.state())
     for waiting in mailbox.waiting():

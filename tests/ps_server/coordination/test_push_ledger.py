@@ -93,22 +93,6 @@ def test_push_is_applied_once() -> None:
     assert ledger.duplicates == 2
 
 
-def test_push_that_overtook_another_is_known() -> None:
-    ledger = PushLedger(WORKERS)
-    apply(ledger, push_id(2))
-
-    assert ledger.state(push_id(2)) is PushState.APPLIED
-    assert ledger.state(push_id(1)) is PushState.NEW
-
-
-def test_push_of_another_process_is_another_push() -> None:
-    ledger = PushLedger(WORKERS)
-    apply(ledger, push_id(0))
-
-    assert ledger.begin(push_id(0, incarnation=2)) is PushState.NEW
-    assert steps(ledger) == {0: 1}, "what the first one did stays"
-
-
 def test_push_far_beyond_a_gap_is_refused() -> None:
     ledger = PushLedger(WORKERS)
     apply(ledger, push_id(0))

@@ -160,7 +160,6 @@ def test_a_heter_trainers_gradient_is_over_the_examples_that_it_says() -> None:
 
 
 def part(worker: int, step: int) -> Gradients:
-    """Returns gradients that say whose they are."""
     return Gradients(dense={f"{worker} {step}": DenseGrad(NOTHING, 1)})
 
 

@@ -59,7 +59,6 @@ def run(body: Coroutine[Any, Any, Any]) -> Any:
 
 
 def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
-    """Makes a call; its answer is a message."""
     method = channel.unary_unary(
         f"/{calls.SERVICE}/{call.name}",
         response_deserializer=call.answer.message.FromString,

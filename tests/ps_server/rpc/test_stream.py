@@ -27,11 +27,10 @@ from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.protos.wire.stream import CANCEL, HEAD, KINDS, Failure, failure_of, hello_of
 from ctr_ps.ps_server.rpc import stream
 from ctr_ps.ps_server.rpc.backlog import Backlog
-from ctr_ps.ps_server.store import ParameterStore
 from tests.support.certificates import CertificateAuthority
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster, one_server
 from tests.support.process_figures import resident_bytes
-from tests.support.stores import declare, joined, push_id
+from tests.support.stores import push_id
 
 KEYS = np.arange(4, dtype=np.uint64)
 LIMIT_S = 10.0
@@ -89,10 +88,7 @@ class Client:
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[tuple[Cluster, StreamOffer]]:
-    with cluster(num_servers=0) as servers:
-        store = joined(ParameterStore())
-        declare(store)
-        servers.start_server(store, **settings)
+    with one_server(**settings) as servers:
         offer = servers.servers[0].stream
         assert offer is not None
         yield servers, offer
@@ -253,17 +249,11 @@ def test_number_that_is_in_use_ends_the_connection(connect):
     assert client.is_closed()
 
 
-def test_request_that_does_not_go_on_ends_the_connection(monkeypatch):
+@pytest.mark.parametrize("max_calls", [8, 0])  # it is taken, or refused
+def test_request_that_does_not_go_on_ends_the_connection(monkeypatch, max_calls):
     monkeypatch.setattr(stream, "HELLO_S", 0.3)
-    with serving() as (_, offer), closing(Client(offer)) as client:
-        client.hello()
-        client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
-        assert client.is_closed()
-
-
-def test_refused_request_that_does_not_go_on_ends_the_connection(monkeypatch):
-    monkeypatch.setattr(stream, "HELLO_S", 0.3)
-    with serving(backlog=Backlog(max_calls=0)) as (_, offer), closing(Client(offer)) as client:
+    backlog = Backlog(max_calls=max_calls)
+    with serving(backlog=backlog) as (_, offer), closing(Client(offer)) as client:
         client.hello()
         client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
         assert client.is_closed()

@@ -98,7 +98,6 @@ class Holders:
             holder.may_go.set()
 
     def waits(self, holder: Holder) -> bool:
-        """Returns whether a holder waits for what is not so."""
         with self._condition:
             return holder.wanted is not None and not holder.wanted()
 

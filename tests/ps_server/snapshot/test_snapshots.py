@@ -58,8 +58,6 @@ def num_changed(table: SparseTable) -> int:
 
 
 class Store:
-    """A table with snapshots."""
-
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
         self.snapshots = Snapshots(

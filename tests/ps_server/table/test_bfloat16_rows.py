@@ -43,7 +43,6 @@ def spec_of(**changes: object) -> TableSpec:
 
 
 def table_of(weights: Values, **changes: object) -> SparseTable:
-    """Returns a table with these weights of KEYS, float32[N, D], which bfloat16 holds."""
     table = SparseTable(spec_of(**changes))
     write(table, weights)
     return table

@@ -47,7 +47,6 @@ def ones(keys: Keys, dim: int = 2) -> SparseGrad:
 
 
 def exported(table: SparseTable) -> dict[int, tuple[list[float], list[float]]]:
-    """Returns weights and state by key."""
     shards = [table.export_shard(shard) for shard in table.shards]
     return {
         int(key): (weights.tolist(), state.tolist())
@@ -138,14 +137,6 @@ def test_key_twice_in_one_push_acts_as_two_pushes(name: str, distance: int, know
 # Refusals
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (2, 2), (3,), (6,), (3, 2, 1), (0, 0)])
-def test_values_that_do_not_fit_the_keys_are_refused(shape: tuple[int, ...]) -> None:
-    table = SparseTable(spec_of())
-
-    with pytest.raises(GradientError, match=rf"'t'.*{re.escape(str(shape))}, expected \(3, 2\)"):
-        table.check(SparseGrad(keys_of(1, 2, 3), np.zeros(shape, np.float32), 1))
-
-
 @pytest.mark.parametrize("examples", [0, -1])
 def test_values_that_sum_over_no_examples_are_refused(examples: int) -> None:
     table = SparseTable(spec_of())
@@ -224,27 +215,6 @@ def test_export_is_a_copy() -> None:
     rows.weights[:] = 99.0
 
     assert 99.0 not in table.pull(keys_of(1), Missing.ZEROS)
-
-
-def test_server_exports_its_shards_only() -> None:
-    table = SparseTable(spec_of(num_shards=8), server_index=1, shard_map=ShardMap.of(3))
-
-    assert list(table.shards) == [1, 4, 7]
-
-
-def test_declaring_afresh_keeps_rows_and_takes_the_new_rate() -> None:
-    table = SparseTable(spec_of(initializer=InitializerSpec()))
-    table.push(ones(keys_of(1)))
-
-    table.declare(
-        spec_of(
-            initializer=InitializerSpec(),
-            optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.25}),
-        )
-    )
-    table.push(ones(keys_of(1)))
-
-    assert table.pull(keys_of(1), Missing.ZEROS).tolist() == [[-1.25, -1.25]]
 
 
 def test_refused_declaration_changes_nothing() -> None:

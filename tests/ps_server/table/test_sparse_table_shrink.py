@@ -28,7 +28,6 @@ def spec_of(optimizer: str = "adagrad", dim: int = 2) -> TableSpec:
 
 
 def write(table: SparseTable, keys: Keys, weights: np.ndarray) -> None:
-    """Writes rows with a state of 2."""
     state = np.full((keys.size, table.state_width), 2, np.float32)
     table.write(Rows(keys, weights.astype(np.float32), state, state[:, :0]))
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ctr_ps.ps_worker.checkpoints.claim import OWNER, Claim, Owner, claimed
 from ctr_ps.ps_worker.job import Job
 from tests.support.s3 import BUCKET
 from tests.support.training import job
+from tests.support.waiting import wait_until
 
 LIMIT_S = 20.0
 
@@ -195,10 +195,7 @@ def test_claim_whose_file_was_removed_is_made_again(tmp_path: Path) -> None:
         (tmp_path / OWNER).unlink()
         claim.require()
 
-        until = time.monotonic() + LIMIT_S
-        while not (tmp_path / OWNER).exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until((tmp_path / OWNER).exists, LIMIT_S)
         with (
             pytest.raises(JobError, match="in use by another live run"),
             claim_of(tmp_path),

@@ -125,7 +125,6 @@ def test_checkpoint_of_an_epoch_waits_for_the_one_before(tmp_path: Path) -> None
 
 
 def kinds(folder: Path) -> dict[str, str | None]:
-    """Returns the base of each checkpoint."""
     return {name: Checkpoint.open(folder / name).manifest.base for name in names(folder)}
 
 

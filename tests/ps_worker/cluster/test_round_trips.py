@@ -113,7 +113,6 @@ CALLS: dict[str, Callable[[Store, Path], object]] = {
 
 
 def round_trips(name: str, num_servers: int, folder: Path) -> int:
-    """Returns how many round trips a call takes."""
     stores = [
         ParameterStore(server_index=index, num_servers=num_servers) for index in range(num_servers)
     ]

@@ -106,7 +106,6 @@ def test_answers_to_the_parts_of_a_pull_fill_messages(num_servers: int) -> None:
 
 
 def message_bytes(rows: list[str]) -> int:
-    """Returns the bytes of keys and rows, given the table of each."""
     return sum(8 + 4 * DIMS[table] for table in rows)
 
 

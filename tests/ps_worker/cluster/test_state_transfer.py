@@ -54,7 +54,6 @@ def test_small_answers_give_the_state_of_one_large_one() -> None:
 
 
 def in_rows(change: Callable[[RowStates], RowStates]) -> Callable[[StateChunk], StateChunk]:
-    """Changes the first table's rows."""
     return lambda chunk: replace(
         chunk,
         rows=[

@@ -25,8 +25,9 @@ from ctr_ps.ps_worker.cluster import stream
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.stream import StreamCall, StreamChannel
 from tests.support.certificates import CertificateAuthority
-from tests.support.cluster import Cluster, cluster, open_stream
-from tests.support.stores import declare, joined
+from tests.support.cluster import Cluster, one_server, open_stream
+from tests.support.stores import joined
+from tests.support.waiting import wait_until
 
 KEYS = np.arange(4, dtype=np.uint64)
 LIMIT_S = 10.0
@@ -49,10 +50,7 @@ def credentials(request, tmp_path: Path) -> Credentials:
 @pytest.fixture
 def servers(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(Credentials, "from_environment", lambda: credentials)  # of all that follows
-    with cluster(num_servers=0) as servers:
-        store = joined(ParameterStore())
-        declare(store)
-        servers.start_server(store, credentials=credentials)
+    with one_server(credentials=credentials) as servers:
         yield servers
 
 
@@ -94,10 +92,7 @@ def test_server_that_starts_again_elsewhere_is_found_again(servers, credentials)
         assert servers.servers[0].stream != offer
         open_stream(channel, before=before)
         assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].shape == (4, 1)
-        until = time.monotonic() + LIMIT_S
-        while transport.retries == 0:  # it is sent again after a pause
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: transport.retries != 0)  # it is sent again after a pause
         assert not waiting.wait(0.0)
 
 
@@ -128,10 +123,7 @@ def test_port_that_cannot_be_reached_is_told_and_tried_ever_more_rarely(
     monkeypatch.setattr(StreamChannel, "_ask", ask)
     monkeypatch.setattr(stream, "PAUSE_S", 0.01)
     with transport_to(servers) as (transport, _):
-        until = time.monotonic() + LIMIT_S
-        while len(asked) < 6:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: len(asked) >= 6)
 
         assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
 
@@ -141,15 +133,11 @@ def test_port_that_cannot_be_reached_is_told_and_tried_ever_more_rarely(
 
 
 def test_server_without_a_stream_is_asked_once():
-    store = joined(ParameterStore())
-    declare(store)
-    with cluster(num_servers=0) as servers:
-        servers.start_server(store, stream_port=None)
-        with transport_to(servers) as (transport, channel):
-            channel._thread.join(LIMIT_S)
+    with one_server(stream_port=None) as servers, transport_to(servers) as (transport, channel):
+        channel._thread.join(LIMIT_S)
 
-            assert not channel._thread.is_alive()
-            assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+        assert not channel._thread.is_alive()
+        assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
     assert servers.servers[0].stream is None
 
 
@@ -165,10 +153,7 @@ def test_deadline_ends_a_call_here_and_at_the_server(servers):
         assert time.monotonic() - start < 5.0
         transport.call(0, calls.PULL_SPARSE, pull()).result()
         durations = servers.servers[0]._service.counts["PullSparse"].durations
-        until = start + LIMIT_S
-        while "CANCELLED" not in durations:  # the server has a clock of its own
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: "CANCELLED" in durations)  # the server has a clock of its own
         assert sum(durations["CANCELLED"].counts) == 1
 
 
@@ -229,32 +214,27 @@ def test_server_whose_certificate_has_another_name_gets_no_call(tmp_path, monkey
     """As over gRPC; here gRPC takes the name, and the stream does not."""
     credentials = CertificateAuthority(tmp_path).credentials("both", common_name="ctr-ps-trainer")
     monkeypatch.setattr(stream, "PAUSE_S", 0.01)
-    store = joined(ParameterStore())
-    declare(store)
-    with cluster(num_servers=0) as servers:
-        servers.start_server(store, credentials=credentials)
-        with closing(GrpcTransport(servers.endpoints, credentials=credentials)) as transport:
-            channel = transport.connection.channels[0]
-            channel._credentials = replace(credentials, server_name="another")
-            assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
-            until = time.monotonic() + LIMIT_S
-            while "cannot reach port" not in caplog.text:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            assert channel.stream is None
+    with (
+        one_server(credentials=credentials) as servers,
+        closing(GrpcTransport(servers.endpoints, credentials=credentials)) as transport,
+    ):
+        channel = transport.connection.channels[0]
+        channel._credentials = replace(credentials, server_name="another")
+        assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+        wait_until(lambda: "cannot reach port" in caplog.text)
+        assert channel.stream is None
     assert "certificate" in caplog.text
 
 
 def test_token_is_shown(tmp_path):
-    store = joined(ParameterStore())
-    declare(store)
     token = Credentials(token="token-of-sixteen-characters")
-    with cluster(num_servers=0) as servers:
-        servers.start_server(store, credentials=token)
-        with transport_to(servers, credentials=token) as (transport, channel):
-            open_stream(channel)
-            transport.call(0, calls.PULL_SPARSE, pull()).result()
-            assert channel.stream is not None
+    with (
+        one_server(credentials=token) as servers,
+        transport_to(servers, credentials=token) as (transport, channel),
+    ):
+        open_stream(channel)
+        transport.call(0, calls.PULL_SPARSE, pull()).result()
+        assert channel.stream is not None
 
 
 def test_request_that_the_server_refuses_to_read_is_an_error(servers):
@@ -321,19 +301,15 @@ def drip_into(accepted: socket.socket, is_over: threading.Event) -> None:
 def test_files_that_were_exchanged_are_those_of_the_next_stream(tmp_path):
     """Without a call that failed in between."""
     credentials = CertificateAuthority(tmp_path).credentials("both", common_name="ctr-ps-trainer")
-    store = joined(ParameterStore())
-    declare(store)
-    with cluster(num_servers=0) as servers:
-        servers.start_server(store, credentials=credentials)
-        with transport_to(servers, credentials=credentials) as (_, channel):
-            before = open_stream(channel)
-            newer = CertificateAuthority(tmp_path)  # the same files
-            newer.credentials("both", common_name="ctr-ps-trainer")
-            before.close()
-            until = time.monotonic() + LIMIT_S
-            while channel.stream in (None, before):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+    with (
+        one_server(credentials=credentials) as servers,
+        transport_to(servers, credentials=credentials) as (_, channel),
+    ):
+        before = open_stream(channel)
+        newer = CertificateAuthority(tmp_path)  # the same files
+        newer.credentials("both", common_name="ctr-ps-trainer")
+        before.close()
+        wait_until(lambda: channel.stream not in (None, before))
 
 
 def test_deadline_passes_while_another_call_cannot_be_sent(servers):

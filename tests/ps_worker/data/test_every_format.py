@@ -1,9 +1,6 @@
 """What holds for files of every format, as datasets read them: the same rows, and resume."""
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +23,6 @@ from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.text import text_reader
 from ctr_ps.ps_worker.data.user_code import generator_reader, pipe
 from tests.reference.features import key_of
-from tests.support.commands import ROOT
 from tests.support.formats import (
     FILE_FORMATS,
     ROWS,
@@ -38,10 +34,8 @@ from tests.support.formats import (
     formats,
     kinds,
     rows_of,
-    schema_of,
     write,
 )
-from tests.support.key_vectors import published_vectors
 from tests.support.rows import assert_same_rows
 
 # The same rows
@@ -119,58 +113,6 @@ def test_any_text_and_any_number_are_the_same_from_every_format(name: str) -> No
         assert_same_rows(batch_of(rows), actual)
 
     check()
-
-
-def vector_rows(num_slots: int) -> tuple[list[Row], dict[int, tuple[int, int]]]:
-    """Returns a row for each published vector that is text, and by its number slot and key."""
-    rows: list[Row] = []
-    expected = {}
-    for slot, value, key in published_vectors():
-        if slot <= num_slots:
-            values = [""] * num_slots
-            values[slot - 1] = value.decode()
-            expected[len(rows)] = (slot, key)
-            rows.append(Row(0, (len(rows), None), tuple(values)))
-    return rows, expected
-
-
-@formats
-def test_keys_are_the_published_ones(tmp_path: Path, name: str) -> None:
-    rows, expected = vector_rows(num_slots=26)
-    writable = FILE_FORMATS[name].writable(rows)
-    schema = schema_of(rows)
-    path = write(tmp_path, name, writable, schema=schema)
-
-    keys = rows_of(dataset_of(QueueDataset, name, [path], schema=schema)).keys.reshape(-1, 26)
-
-    assert len(writable) >= 11
-    for row, row_keys in zip(writable, keys, strict=True):
-        slot, key = expected[rows.index(row)]
-        assert int(row_keys[slot - 1]) == key, (slot, row.values[slot - 1])
-
-
-def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
-    expected = []
-    for name in sorted(FILE_FORMATS):
-        path = write(tmp_path, name, FILE_FORMATS[name].writable(ROWS), name)
-        expected.append(
-            " ".join([name, *map(str, rows_of(dataset_of(QueueDataset, name, [path])).keys)])
-        )
-
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.formats", str(len(SCHEMA.slots)), tmp_path],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for seed in ("1", "2")
-    ]
-
-    for process in processes:
-        output, _ = process.communicate(timeout=120)
-        assert sorted(output.splitlines()) == sorted(expected)
 
 
 # Resume

@@ -127,24 +127,16 @@ def test_optimizer_that_would_lose_what_others_learnt_is_refused_in_geo(tmp_path
         require_optimizers(load_job(path), small_model())
 
 
-@pytest.mark.parametrize(
-    ("asked", "mode", "fault"),
-    [
-        ({"name": "adam", "rate": 0.1}, "geo", "did you mean"),
-        ({"name": "adam", "rate": 0.1}, "async", "did you mean"),
-    ],
-)
-def test_optimizer_that_the_model_asks_for_is_refused_as_the_models(
-    asked: dict[str, object], mode: str, fault: str
-) -> None:
-    model = OfTorch()
+@pytest.mark.parametrize("mode", ["geo", "async"])
+def test_optimizer_that_the_model_asks_for_is_refused_as_the_models(mode: str) -> None:
+    model, asked = OfTorch(), {"name": "adam", "rate": 0.1}
     model.tables = tuple(replace(each, optimizer=asked) for each in model.tables)
     overrides = [f"strategy.mode={mode}"]
     name = model.tables[0].name
 
     with pytest.raises(
         JobError,
-        match=f"^net.toml: model.name: the optimizer that the model requests .* '{name}' .*{fault}.*"
+        match=f"^net.toml: model.name: the optimizer that the model requests .* '{name}' .*did you mean.*"
         rf"\(optimizer\.tables\.{name} overrides it\)",
     ):
         require_optimizers(override_job({}, overrides, source="net.toml"), model)

@@ -84,7 +84,6 @@ def bound(limit: object) -> str:
 
 
 def plain(default: Any) -> Any:
-    """Returns a default as TOML would have it."""
     if isinstance(default, OptimizerChoice):
         return default.name
     if isinstance(default, BaseModel):

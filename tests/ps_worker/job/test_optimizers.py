@@ -47,24 +47,6 @@ def test_hyper_parameter_that_is_no_number_is_refused(value: str) -> None:
         override_job({}, [f"optimizer.sparse.learning_rate={value}"], source="job")
 
 
-@pytest.mark.parametrize(
-    ("tables", "default", "expected"),
-    [
-        ({"wide": "ftrl"}, OptimizerSpec(name="adam"), "ftrl"),
-        ({"wide": "ftrl"}, None, "ftrl"),
-        ({"deep": "ftrl"}, OptimizerSpec(name="adam"), "adam"),
-        ({"deep": "ftrl"}, None, "sgd"),
-    ],
-    ids=["of the table", "of the table alone", "of the model", "of all tables"],
-)
-def test_table_takes_the_optimizer_that_is_nearest(
-    tables: dict[str, str], default: OptimizerSpec | None, expected: str
-) -> None:
-    job = override_job({"optimizer": {"sparse": "sgd", "tables": tables}}, [], source="job")
-
-    assert job.optimizer.of_table("wide", default).name == expected
-
-
 def test_table_has_the_parameters_that_were_given_for_it() -> None:
     job = override_job(
         {"optimizer": {"tables": {"wide": {"name": "ftrl", "learning_rate": 1}}}},

@@ -64,12 +64,6 @@ def test_value_out_of_range_is_refused_by_name_in_every_mode(
         job_of(mode=mode, **{table: {setting: value}})
 
 
-def test_worker_may_be_in_step_with_the_slowest() -> None:
-    job = job_of(mode="bounded_staleness", bounded_staleness={"max_staleness": 0})
-
-    assert job.strategy.bounded_staleness.max_staleness == 0
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_job_is_written_with_the_settings_of_its_mode_alone(mode: str) -> None:
     job = job_of(mode=mode, **TABLES)

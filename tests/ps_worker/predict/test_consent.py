@@ -31,7 +31,6 @@ SCHEMA = 'hash_version = 1\nslots = ["a"]\ndense = []\n'
 
 
 def trained(folder: Path, *settings: str) -> Path:
-    """Trains `lr` or another model on 100 rows, with `folder` for all files; returns its last checkpoint."""
     if not (folder / "data").exists():
         generate(folder / "data", rows=100, test_rows=100, files=1, test_files=1, seed=1)
     job = job_of(

@@ -54,7 +54,6 @@ def job_of(data: Path, folder: Path, *settings: str) -> Job:
 
 @pytest.fixture(scope="module")
 def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """epoch-1 and epoch-2 of a run."""
     folder = tmp_path_factory.mktemp("checkpoints")
     train_alone(job_of(data, folder, "train.epochs=2"))
     return folder

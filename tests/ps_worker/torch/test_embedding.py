@@ -173,19 +173,6 @@ def test_nothing_is_recorded_and_no_row_made_where_nothing_is_trained(quiet: str
         assert bool(output.any()) == (quiet != "eval"), "untrained rows are zeros in eval()"
 
 
-def test_eval_reads_what_was_trained() -> None:
-    with open_tables() as tables:
-        embedding = Embedding(2, table="items", optimizer={"name": "sgd", "learning_rate": 1.0})
-        tables.attach(embedding)
-        keys = torch.tensor([1])
-
-        embedding(keys).sum().backward()
-        PushOptimizer(tables).step()
-
-        trained = embedding(keys)
-        assert torch.equal(embedding.eval()(keys), trained)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bool])
 def test_keys_of_other_types_are_refused(case: Case, dtype: Any) -> None:
     with pytest.raises(UsageError, match=r"keys are torch\.\w+, expected torch.int64 or"):

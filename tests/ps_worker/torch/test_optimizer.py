@@ -90,30 +90,6 @@ def test_optimizers_are_those_of_torch_where_every_row_is_updated(name: str) -> 
         torch.testing.assert_close(on_table.weight(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_is_pushed_once(opened: tuple[Tables, OnTable, PushOptimizer]) -> None:
-    _, on_table, optimizer = opened
-    before = on_table.weight()
-
-    on_table(ALL).sum().backward()
-    optimizer.step()
-    optimizer.step()
-
-    assert torch.equal(on_table.weight(), before - 0.5)
-
-
-def test_zero_grad_drops_what_was_not_pushed(
-    opened: tuple[Tables, OnTable, PushOptimizer],
-) -> None:
-    _, on_table, optimizer = opened
-    before = on_table.weight()
-
-    on_table(ALL).sum().backward()
-    optimizer.zero_grad()
-    optimizer.step()
-
-    assert torch.equal(on_table.weight(), before)
-
-
 def test_second_backward_through_a_graph_pushes_its_own_gradient_only(
     opened: tuple[Tables, OnTable, PushOptimizer],
 ) -> None:

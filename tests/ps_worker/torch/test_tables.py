@@ -77,32 +77,21 @@ def test_step_without_gradients_is_a_part_of_the_mean() -> None:
     on_cluster(work)
 
 
-def test_workers_in_async_add_what_they_push() -> None:
+@pytest.mark.parametrize(("mode", "steps", "sum_of_steps"), [("async", 3, 7), ("sync", 1, 2)])
+def test_workers_in_async_add_what_they_push_and_in_sync_a_worker_without_data_leaves_the_steps(
+    mode: str, steps: int, sum_of_steps: int
+) -> None:
     def work(tables: Tables) -> None:
         embedding = Embedding(1, table="items", init_range=0.0, optimizer=SGD)
         tables.attach(embedding)
-        for _ in range(3 + tables.worker):
+        for _ in range(steps + tables.worker):
             embedding(torch.tensor([5])).sum().backward()
             PushOptimizer(tables).step()
         tables.barrier()
 
-        assert embedding(torch.tensor([5])).item() == -0.5 * 7
+        assert embedding(torch.tensor([5])).item() == -0.5 * sum_of_steps
 
-    on_cluster(work, mode="async")
-
-
-def test_worker_whose_data_ends_leaves_the_steps_to_the_others() -> None:
-    def work(tables: Tables) -> None:
-        embedding = Embedding(1, table="items", init_range=0.0, optimizer=SGD)
-        tables.attach(embedding)
-        for _ in range(1 + tables.worker):
-            embedding(torch.tensor([5])).sum().backward()
-            PushOptimizer(tables).step()
-        tables.barrier()
-
-        assert embedding(torch.tensor([5])).item() == -0.5 * 2
-
-    on_cluster(work)
+    on_cluster(work, mode=mode)
 
 
 def test_error_of_a_worker_ends_the_job_for_the_others() -> None:

@@ -123,12 +123,6 @@ MANIFEST = Manifest(
 )
 
 
-def test_manifest_survives_json() -> None:
-    text = manifest_to_json(MANIFEST)
-
-    assert manifest_from_json(text.encode(), "x") == MANIFEST
-
-
 def test_manifest_written_by_an_earlier_release_still_reads() -> None:
     """`manifest.v3.json` has the bytes of format version 3."""
     text = (Path(__file__).parent / "manifest.v3.json").read_bytes()
@@ -244,10 +238,6 @@ def test_pieces_that_cover_a_block_in_any_order_are_whole(bounds: list[int]) -> 
     pieces = [piece(start, stop) for start, stop in pairwise(bounds)]
 
     require_whole(replace(MANIFEST, entries=(*reversed(pieces), WIDE)), "x")
-
-
-def test_candidates_and_counters_of_a_table_belong_to_it() -> None:
-    require_whole(replace(MANIFEST, entries=(WIDE, MLP, CANDIDATES, COUNTERS)), "x")
 
 
 def test_block_without_elements_is_whole_with_its_file() -> None:

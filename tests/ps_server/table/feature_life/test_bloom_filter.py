@@ -29,7 +29,6 @@ def filter_of(
 
 @kernel
 def add(filter_: FilterArrays, keys: Keys, num_shards: int, count: int) -> None:
-    """Adds occurrences of each key, as many as counters can hold."""
     for key in keys:
         shard, hashed = np.int64(shard_of(key, num_shards)), mix64(key)
         sum_ = min(estimate(filter_, shard, hashed) + count, np.int64(filter_.limit))

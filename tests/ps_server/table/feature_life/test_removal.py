@@ -310,18 +310,6 @@ def test_which_of_equal_rows_go_does_not_depend_on_their_order(evict: str) -> No
     assert left & set(range(10)) != set()  # nor do the smallest keys go
 
 
-def test_bytes_are_a_limit_too() -> None:
-    limit = 200_000
-    table = SparseTable(replace(LIMITED, num_shards=4, expiry=ExpirySpec(max_bytes=limit)))
-
-    for start in range(0, 50_000, 1000):
-        push(table, some_keys(1000, start))
-        assert table.status.size_bytes <= limit
-
-    assert table.status.size_bytes > 0.7 * limit
-    assert table.status.evicted > 0
-
-
 @pytest.mark.parametrize(
     ("expiry", "rows"),
     [

@@ -56,14 +56,12 @@ def random_keys(count: int) -> Keys:
 
 
 def keys_of_shards(counts: Sequence[int]) -> list[Keys]:
-    """Returns so many keys of each shard."""
     keys = random_keys(3 * len(counts) * max(counts))
     shards = np.array([shard_of(key, len(counts)) for key in keys])
     return [keys[shards == i][:count] for i, count in enumerate(counts)]
 
 
 def huge_pages_bytes() -> int:
-    """Returns the memory of this process that is in huge pages."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("AnonHugePages:"):
             return 1024 * int(line.split()[1])
@@ -192,7 +190,6 @@ def play(table: TableArrays, keys: Keys, numbers: NDArray[np.int64], start: int)
 
 @kernel
 def all_rows(table: TableArrays, keys: Keys) -> NDArray[np.int64]:
-    """Returns the row of each key, or -1."""
     rows = np.empty(keys.size, np.int64)
     for i in range(keys.size):
         hashed = mix64(keys[i])

@@ -80,7 +80,6 @@ def read(path: str, offset: int | None = None, schema: Schema = SCHEMA) -> list[
 
 
 def rows_of(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
-    """Returns each row as plain values."""
     return [row for block in blocks for row in rows_of_batch(block.rows)]
 
 
@@ -93,7 +92,6 @@ def rows_of_batch(batch: Batch) -> Iterator[tuple[object, ...]]:
 
 
 def numbered(size: int) -> pa.Table:
-    """Returns `size` rows that differ from each other."""
     return pa.table(
         {
             "label": [row % 2 for row in range(size)],

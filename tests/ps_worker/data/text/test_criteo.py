@@ -345,23 +345,3 @@ def test_column_at_fault_is_reported(row: bytes, column: int) -> None:
     assert result == [1, 1]
     assert columns.malformed[0, [LINE, START, STOP, COLUMN]].tolist() == [0, 0, len(row), column]
     assert columns.labels[0] == 0.0
-
-
-def test_carriage_return_before_the_newline_is_no_part_of_the_value() -> None:
-    columns = Columns(2)
-
-    columns.scan(b"1\t1\t2\ta\tb\tc\r\n1\t1\t2\ta\tb\t\r\n")
-
-    assert columns.keys[:, 2].tolist() == [key_of(3, "c"), key_of(3, "")]
-
-
-def test_row_without_label_begins_with_its_first_number() -> None:
-    columns = Columns(2)
-    content = b"5\t\ta\tb\tc\n"
-
-    result = columns.scan(content, has_label=False)
-
-    assert result == [1, 0]
-    assert columns.labels.tolist() == [-1, -1]
-    assert columns.numbers[0, 0] == 5.0
-    assert columns.keys[0].tolist() == [key_of(1, "a"), key_of(2, "b"), key_of(3, "c")]

@@ -21,7 +21,6 @@ from ctr_ps.ps_worker.data.text.csv_text import (
     GOOD,
     NO_QUOTE,
     QUOTE,
-    RETURN,
     CsvReader,
     scan_lines,
 )
@@ -186,25 +185,6 @@ def fault_of(line: bytes, num_fields: int) -> int:
         num_found += 1
         position = field.end() + 1
     return GOOD if num_found == num_fields else FIELDS
-
-
-def test_line_is_a_row_by_its_fields_quotes_and_end() -> None:
-    lines = [
-        b"a,b\n",
-        b"a\n",
-        b"\n",
-        b'"a,b",c\r\n',
-        b'"a,b\n',
-        b'"a""",c\n',
-        b'"a"",c\n',
-        b"a\rb,c\n",
-        b'x"y,z\n',
-    ]
-
-    starts, faults = scan(b"".join(lines), 2)
-
-    assert starts == np.cumsum([0, *map(len, lines)]).tolist()
-    assert faults == [GOOD, FIELDS, FIELDS, GOOD, QUOTE, GOOD, QUOTE, RETURN, GOOD]
 
 
 def test_without_a_quote_quotes_are_bytes_like_any_other() -> None:

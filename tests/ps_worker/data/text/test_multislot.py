@@ -79,21 +79,6 @@ def test_rows_without_a_label_have_none() -> None:
     assert scan("2 1 2 1 7 0\n", ["dense_input", "user", "words"]).labels is None
 
 
-def test_texts_are_hashed_with_their_slots_number() -> None:
-    rows = scan("2 1 2 1 68fd1e64 2 сегодня a 1 1\n", values="text")
-
-    assert slots_of(rows) == [
-        [key_of(1, "68fd1e64")],
-        [key_of(2, "сегодня"), key_of(2, "a")],
-    ]
-
-
-def test_nothing_between_two_blanks_is_the_empty_text() -> None:
-    rows = scan("2 1 2 1  2 a  1 1\n", values="text")
-
-    assert slots_of(rows) == [[key_of(1, "")], [key_of(2, "a"), key_of(2, "")]]
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n", " \n", "\t \r\n"])
 def test_blanks_between_columns_and_at_the_end_mean_nothing(end: str) -> None:
     for values in ("keys", "text"):

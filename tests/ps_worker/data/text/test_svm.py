@@ -45,26 +45,6 @@ def test_libsvm_has_numbers_by_index_and_all_else_in_its_slot() -> None:
     assert slots_of(rows) == [[key_of(1, "7"), key_of(1, "204")], [], [key_of(1, "7")], []]
 
 
-def test_libffm_has_numbers_and_values_by_field() -> None:
-    rows = scan("1 0:0:5 1:x:0.5 2:u7:1 3:a:1 3:b:1\n0 3:b:1 2:77:1 0:9:3\n", FFM)
-
-    assert rows.labels.tolist() == [1, 0]
-    assert rows.dense.tolist() == [[2.0, 0.5], [1.0, -9.0]]
-    assert slots_of(rows) == [
-        [key_of(1, "u7")],
-        [key_of(2, "a"), key_of(2, "b")],
-        [key_of(1, "77")],
-        [key_of(2, "b")],
-    ]
-
-
-def test_libffm_reads_what_is_left_out_as_missing() -> None:
-    rows = scan("1\n", FFM)
-
-    assert rows.dense.tolist() == [[0.0, -9.0]]
-    assert slots_of(rows) == [[key_of(1, "")], [key_of(2, "")]]
-
-
 def test_schema_without_numbers_makes_every_index_a_value() -> None:
     schema = Schema(dense=(), slots=("features",))
 

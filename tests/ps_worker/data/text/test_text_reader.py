@@ -31,7 +31,6 @@ def write(folder: Path, name: str, content: bytes) -> str:
 
 
 def ended(content: bytes) -> bytes:
-    """Returns the content with an end to its last line."""
     return content if content.endswith(b"\n") or not content else content + b"\n"
 
 
@@ -113,10 +112,6 @@ def test_line_numbers_count_what_is_before_the_pass(
 
     assert lines_before(path, offset) == before
     assert (first, lines.number(1)) == (before + 1, before + 4)
-
-
-def test_empty_file_has_no_blocks(tmp_path: Path) -> None:
-    assert blocks_of(FileSplit(write(tmp_path, "empty.tsv", b""))) == []
 
 
 def test_line_as_long_as_a_block_with_its_end_is_read(tmp_path: Path) -> None:

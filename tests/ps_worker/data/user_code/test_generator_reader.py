@@ -75,7 +75,6 @@ class Paired(Numbers):
 
 
 def joined(blocks: Iterator[Block]) -> list[Any]:
-    """The rows of blocks, as plain Python."""
     rows: list[Any] = []
     for block in blocks:
         rows += rows_of(block.rows)

@@ -4,7 +4,6 @@ import gzip
 import itertools
 import shlex
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
 from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped
+from tests.support.waiting import wait_until
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
 
@@ -62,14 +62,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def ends(pid: int) -> bool:
-    """A killed process may take a moment to go."""
-    deadline = time.monotonic() + 10
-    while is_running(pid) and time.monotonic() < deadline:
-        pass
-    return not is_running(pid)
 
 
 def test_what_a_command_prints_is_read(long_split: FileSplit) -> None:
@@ -239,7 +231,7 @@ def test_leaving_early_kills_all_that_the_command_started(
     blocks.close()
 
     assert running == [True, True]
-    assert all(ends(int(pid)) for pid in pids.read_text().split())
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_what_a_command_leaves_behind_is_killed(split: FileSplit, tmp_path: Path) -> None:
@@ -250,7 +242,7 @@ def test_what_a_command_leaves_behind_is_killed(split: FileSplit, tmp_path: Path
     )
 
     assert rows == [0, 1, 2]
-    assert ends(int(pid.read_text()))
+    wait_until(lambda: not is_running(int(pid.read_text())))
 
 
 def test_format_of_a_command_takes_its_columns(split: FileSplit) -> None:

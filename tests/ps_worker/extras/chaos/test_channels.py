@@ -52,7 +52,6 @@ class Server:
         return call.answer.encode(number)
 
     def wait(self) -> int:
-        """Waits until a call has arrived and returns its number."""
         return self.arrived.get(timeout=LIMIT_S)
 
 
@@ -228,7 +227,6 @@ def test_delayed_call_of_a_closed_transport_is_cancelled(server, transport_with)
 
 
 def sent(transport: GrpcTransport) -> Any:
-    """Returns gRPC's call for a push."""
     request = calls.PUSH_GRAD.request.encode(PUSH)
     return transport.connection.send(0, "PushGrad", request, LIMIT_S, wait_for_ready=False)
 

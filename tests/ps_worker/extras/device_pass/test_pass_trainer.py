@@ -357,7 +357,6 @@ def test_next_pass_is_prepared_while_this_one_trains() -> None:
 
 @pytest.fixture(params=[False, True], ids=["at-once", "late"])
 def lateness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results come as late as they may, as from a GPU."""
     if request.param:
         monkeypatch.setattr(step_results, "MAX_AHEAD", 3)
         monkeypatch.setattr(StepResults, "_is_here", lambda _: False)

@@ -67,7 +67,6 @@ class Serving:
         raise AssertionError(f"it ended: {''.join(self.log)}")
 
     def scraped(self) -> str:
-        """Returns the metrics as of now."""
         request = urllib.request.Request(
             f"{self.metrics}", headers={"Authorization": f"Bearer {TOKEN}"}
         )
@@ -75,7 +74,6 @@ class Serving:
             return str(response.read().decode())
 
     def wait_for_figure(self, name: str, value: float) -> None:
-        """Waits until a metric without labels has a value."""
         end = time.monotonic() + LIMIT_S
         while f"\n{name} {float(value)}\n" not in self.scraped():
             assert time.monotonic() < end
@@ -88,7 +86,6 @@ class Serving:
         return str(version), int(float(rows))
 
     def wait_for(self, version: str, rows: int) -> None:
-        """Waits until this version answers, and so many rows were predicted."""
         end = time.monotonic() + LIMIT_S
         while True:
             now, predicted = self.figures()
@@ -134,7 +131,6 @@ def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def asked(serving: Serving, request: Path, *options: str) -> dict[str, object]:
-    """Runs the client; returns what it says."""
     done = ended(sys.executable, CLIENT, serving.http, serving.grpc, request, *options)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)

@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 
 
 def arrays_of(samples: list[Any], names: list[str]) -> dict[str, np.ndarray]:
-    """Returns the columns of samples by name."""
     numbers = np.array([dense for dense, _ in samples], np.float64).astype(np.float32)  # None: nan
     texts = np.array([[text.encode() for text in slots] for _, slots in samples], np.object_)
     columns = [*numbers.T, *texts.T]
@@ -42,7 +41,6 @@ class Client:
     """Clients of both protocols; each thread needs its own."""
 
     def __init__(self, http: str, grpc: str, token: str) -> None:
-        """Connects."""
         self.http = by_http.InferenceServerClient(http)
         self.grpc = by_grpc.InferenceServerClient(grpc)
         self._token = token
@@ -53,7 +51,6 @@ class Client:
         return {"authorization": f"Bearer {self._token}"}
 
     def names(self) -> list[str]:
-        """Returns the names of the model's inputs."""
         found = self.http.get_model_metadata("ctr", headers=self.headers)["inputs"]
         return [each["name"] for each in found]
 
@@ -125,7 +122,6 @@ class Load:
     """Requests of one row each, from several threads, by both protocols."""
 
     def __init__(self, options: Any, request: Any) -> None:
-        """Has asked nothing."""
         self._options = options
         self._request = request
         self._is_over = threading.Event()
@@ -176,7 +172,6 @@ class Load:
 
 
 def main() -> None:
-    """Asks, and prints what it found."""
     parser = argparse.ArgumentParser()
     parser.add_argument("http", nargs="?")
     parser.add_argument("grpc", nargs="?")

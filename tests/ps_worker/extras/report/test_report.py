@@ -94,7 +94,6 @@ def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
 
 @pytest.fixture(scope="module")
 def page(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Of both runs."""
     output = tmp_path_factory.mktemp("page") / "report.html"
     result = report(runs, output, importance_rows=400)
     assert result == {"report": str(output), "runs": 2, "runs_with_importance": 1}
