@@ -198,13 +198,16 @@ class _Link:
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Sends a frame."""
+        await self._send(head, body)
+
+    async def _send(self, *parts: bytes) -> None:
         try:
-            sent = self.socket.sendmsg([head, body])
+            sent = self.socket.sendmsg(parts)
         except BlockingIOError:
             sent = 0
-        if sent < len(head) + len(body):
+        if sent < sum(map(len, parts)):
             await in_task()
-            await self._loop.sock_sendall(self.socket, memoryview(head + body)[sent:])
+            await self._loop.sock_sendall(self.socket, memoryview(b"".join(parts))[sent:])
 
 
 class _TlsLink(_Link):
@@ -242,8 +245,7 @@ class _TlsLink(_Link):
         return self._tls.has_unread()
 
     async def send(self, head: bytes, body: bytes) -> None:
-        await in_task()
-        await self._loop.sock_sendall(self.socket, self._tls.write(head, body))
+        await self._send(self._tls.write(head, body))
 
 
 class _Connection:
@@ -268,9 +270,8 @@ class _Connection:
         self._sending = asyncio.Lock()
         self._unsent_bytes = 0
         self._is_reading = False
-        self._take: Callable[[bytearray], None] | None = (
-            None  # takes the body; None: a head is next
-        )
+        # takes the body of the frame; None: a head is next
+        self._take: Callable[[bytearray], None] | None = None
         self._expect(HEAD.size)
         self._received: int | None = None  # bytes of a request that has begun
         self._received_before: int | None = None
@@ -339,7 +340,8 @@ class _Connection:
             return
         except Exception as error:  # ends `serve`
             self._pause()
-            self._ended.set_exception(error)
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _read_head(self) -> None:
         if len(self._calls) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
