@@ -238,7 +238,9 @@ class _Stream:
             while True:
                 length, code, _, number = HEAD.unpack(self._receive(HEAD.size))
                 if length > MAX_MESSAGE_BYTES:
-                    raise ConnectionError(f"{self._name} sends an answer of {length} bytes")
+                    raise ConnectionError(
+                        f"{self._name} sends an answer of {length} bytes, expected up to {MAX_MESSAGE_BYTES}"
+                    )
                 body = self._receive(length)
                 call = self._calls.pop(number, None)
                 if call is None:  # it has ended here

@@ -50,8 +50,8 @@ class Executor:
         """
         if fetch_handler is not None and not callable(fetch_handler):
             raise UsageError(
-                f"fetch_handler is {fetch_handler!r}, expected a function: leave out the program, as in "
-                "executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
+                f"fetch_handler is {fetch_handler!r}, expected a function. Pass no program before the "
+                "dataset: executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
         run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)

@@ -42,7 +42,7 @@ def require_no_salted_hash(code: object, what: str) -> None:
                     f"{what} uses hash(), in {getattr(each, '__qualname__', each)}: Python salts hash() of "
                     "text, so each process would have other keys for the same values. Yield the text "
                     "itself, in a sample or with MultiSlotStringDataGenerator, or use ctr_ps.key_of(slot, "
-                    "text). If no key depends on hash(), start with PYTHONHASHSEED=0"
+                    "text). If no key depends on hash(), skip this check: start with PYTHONHASHSEED=0"
                 )
             if id(part) not in known:
                 known.add(id(part))

@@ -224,8 +224,8 @@ def _require_different(endpoints: Sequence[str], look: Look) -> None:
             continue
         if other := names.get(server.server_index):
             raise UsageError(
-                f"{other} and {endpoint} are both server {server.server_index}: name each server of one job "
-                "once"
+                f"{other} and {endpoint} are both server {server.server_index}: name the servers of one "
+                "job, each once"
             )
         names[server.server_index] = endpoint
 
