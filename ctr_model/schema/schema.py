@@ -134,7 +134,7 @@ class Schema:
     def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Returns the schema that `to_dict` wrote; defaults may be omitted. Raises SchemaError."""
         if not isinstance(data, Mapping):
-            raise SchemaError(f"the schema is {data!r}, expected a table")
+            raise SchemaError(f"the schema is {data!r}, expected a mapping")
         known = ("dense", "slots", "shares", "hash_version", "labels", *_NAMES)
         refuse_unknown_keys("schema", data, known)
         hash_version = data.get("hash_version")

@@ -148,7 +148,7 @@ def open_base(base: str | Path, target: str | Path) -> Checkpoint:
         )
     if folder.url in [link.url for link in checkpoint.chain]:
         raise CheckpointError(
-            f"a delta based on {checkpoint.url} cannot replace {folder.url}, which is its base: choose "
+            f"a delta based on {checkpoint.url} cannot replace {folder.url}, which it needs: choose "
             "another name"
         )
     return checkpoint

@@ -172,7 +172,7 @@ class _Stream:
                 self._socket = secure(plain)
             self._socket.sendall(hello_of(self._key, metadata))
             if HEAD.unpack(self._receive(HEAD.size))[3] != self._key:
-                raise ConnectionError(f"{self._name} is not a stream of this server")
+                raise ConnectionError(f"another process answers at {self._name}")
             plain.settimeout(None)
             for name, seconds in ((socket.SO_RCVTIMEO, _LOOK_S), (socket.SO_SNDTIMEO, _SEND_S)):
                 timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

@@ -293,7 +293,7 @@ def test_a_delta_stands_beside_its_base_and_replaces_nothing_it_needs(tmp_path: 
     with pytest.raises(CheckpointError, match="both must be in one folder"):
         store.save(SaveRequest(url=str(tmp_path / "elsewhere" / "2"), base=str(tmp_path / "1")))
     for needed in ("0", "1"):
-        with pytest.raises(CheckpointError, match="which is its base: choose another name"):
+        with pytest.raises(CheckpointError, match="which it needs: choose another name"):
             store.save(SaveRequest(url=str(tmp_path / needed), base=str(tmp_path / "1")))
 
 

@@ -268,7 +268,7 @@ def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
             f"{what} by {spec.policy} of table {spec.table!r}: only policy 'score' may use another table"
         )
     if spec.table == table:
-        raise SpecError(f"{what} by its own score: leave out the table's name")
+        raise SpecError(f"{what} by its own score: leave out the setting 'table'")
     if spec.counter != "exact":
         raise SpecError(
             f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: leave out the "

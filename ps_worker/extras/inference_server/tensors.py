@@ -258,8 +258,8 @@ def _count(name: str, shape: Sequence[int]) -> int:
         type(each) is not int or not 0 <= each <= MAX_MESSAGE_BYTES for each in shape
     ):
         raise DataError(
-            f"tensor {name!r} has shape {str(list(shape))[:100]}, expected up to {MAX_DIMENSIONS} lengths "
-            f"from 0 to {MAX_MESSAGE_BYTES}"
+            f"tensor {name!r} has shape {str(list(shape))[:100]}, expected up to {MAX_DIMENSIONS} "
+            f"dimensions, each 0 to {MAX_MESSAGE_BYTES}"
         )
     return prod(shape)
 

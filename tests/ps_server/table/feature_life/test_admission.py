@@ -326,7 +326,7 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
         ({"default_value": float("inf")}, "default_value inf, expected a finite float32"),
         ({"default_value": 1e39}, "default_value 1e+39, expected a finite float32"),
         ({"table": "wide"}, "by count of table 'wide': only policy 'score' may use another table"),
-        ({"policy": "score", "table": "t"}, "leave out the table's name"),
+        ({"policy": "score", "table": "t"}, "leave out the setting 'table'"),
         ({"expected_keys": 5}, "expected_keys 5, which counter 'exact' does not use"),
         ({"counter": "bloom"}, "expected_keys 0: set expected_keys to the number of keys"),
         ({"counter": "bloom", "expected_keys": 2**40}, "1099511627776, too many for 4 shards"),

@@ -255,11 +255,11 @@ def test_request_without_rows_or_with_too_many_is_refused(num_rows: int) -> None
         ),
         ("BYTES", [10**7], b"", "expected the lengths and bytes of"),
         ("BOOL", [2], b"\1\2", "is BOOL, but has a byte that is neither 0 nor 1"),
-        ("FP32", [-1], b"", "expected up to 3 lengths from 0 to"),
-        ("FP32", ["2"], b"", "expected up to 3 lengths from 0 to"),
-        ("FP32", [True], b"", "expected up to 3 lengths from 0 to"),
-        ("FP32", [1, 1, 1, 1], b"", "expected up to 3 lengths from 0 to"),
-        ("FP32", [10**4000] * 1000, b"", "expected up to 3 lengths from 0 to"),
+        ("FP32", [-1], b"", "expected up to 3 dimensions, each 0 to"),
+        ("FP32", ["2"], b"", "expected up to 3 dimensions, each 0 to"),
+        ("FP32", [True], b"", "expected up to 3 dimensions, each 0 to"),
+        ("FP32", [1, 1, 1, 1], b"", "expected up to 3 dimensions, each 0 to"),
+        ("FP32", [10**4000] * 1000, b"", "expected up to 3 dimensions, each 0 to"),
     ],
 )
 def test_bytes_that_are_not_those_of_the_shape_are_refused(
