@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr_ps.protos.gradients import Values
-from ctr_ps.ps_server.optimizers.row_update import Optimizer, row_function
+from ctr_ps.ps_server.optimizers.row_update import Optimizer, normal, row_function
 
 _RANGES = {
     "learning_rate": (0.0, 1e6),
@@ -47,16 +47,16 @@ def _update_adam(
 ) -> None:
     one = np.float32(1.0)
     dim = weights.size
-    beta1_power = state[2 * dim] * hyper.beta1
-    beta2_power = state[2 * dim + 1] * hyper.beta2
+    beta1_power = normal(state[2 * dim] * hyper.beta1)
+    beta2_power = normal(state[2 * dim + 1] * hyper.beta2)
     state[2 * dim] = beta1_power
     state[2 * dim + 1] = beta2_power
     rate = hyper.learning_rate / (one - beta1_power)
     correction = one / (one - beta2_power)
     for j in range(dim):
         g = grad[j] * scale
-        m = hyper.beta1 * state[j] + (one - hyper.beta1) * g
-        v = hyper.beta2 * state[dim + j] + (one - hyper.beta2) * g * g
+        m = normal(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
+        v = normal(hyper.beta2 * state[dim + j] + (one - hyper.beta2) * g * g)
         state[j] = m
         state[dim + j] = v
         weights[j] -= rate * m / (math.sqrt(v * correction) + hyper.epsilon)
@@ -84,11 +84,11 @@ def _update_adam_row(
     squares = np.float32(0.0)
     for j in range(dim):
         g = grad[j] * scale
-        state[j] = hyper.beta1 * state[j] + (one - hyper.beta1) * g
+        state[j] = normal(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
         squares += g * g
-    v = hyper.beta2 * state[dim] + (one - hyper.beta2) * squares / np.float32(dim)
-    beta1_power = state[dim + 1] * hyper.beta1
-    beta2_power = state[dim + 2] * hyper.beta2
+    v = normal(hyper.beta2 * state[dim] + (one - hyper.beta2) * squares / np.float32(dim))
+    beta1_power = normal(state[dim + 1] * hyper.beta1)
+    beta2_power = normal(state[dim + 2] * hyper.beta2)
     state[dim] = v
     state[dim + 1] = beta1_power
     state[dim + 2] = beta2_power

@@ -30,6 +30,7 @@ Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
 """Applies the mean gradient `grad * scale`, under hyper-parameters, to weights and state in place."""
 
 _ONE = np.float32(1.0)
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, int], None]:
@@ -48,7 +49,7 @@ def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, i
     def apply(weights: Tensor, state: Tensor, grad: Tensor, examples: float, step: int) -> None:
         hyper, decay = tuning.at(step)
         if decay:
-            weights -= weights * float(decay)
+            _flush(weights.sub_(weights * float(decay)))
         update(hyper, weights, state, grad, np.float32(1.0 / examples))
 
     return apply
@@ -67,7 +68,7 @@ def _sum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.flo
 def _momentum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
     """See ps_server/optimizers/sgd.py: v = momentum * v + g."""
     g = grad * float(scale)
-    velocity = state * float(hyper.momentum) + g
+    velocity = _flush(state * float(hyper.momentum) + g)
     state.copy_(velocity)
     step = g + velocity * float(hyper.momentum) if hyper.nesterov else velocity
     weights -= step * float(hyper.learning_rate)
@@ -97,6 +98,7 @@ def _adam(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.fl
     rate, correction = _advanced(hyper, powers)
     first.mul_(float(hyper.beta1)).add_(g * float(_ONE - hyper.beta1))
     second.mul_(float(hyper.beta2)).add_(g * float(_ONE - hyper.beta2) * g)
+    _flush(state)
     weights -= rate * first / (_root(second * _quotient(1.0, correction)) + float(hyper.epsilon))
 
 
@@ -108,6 +110,7 @@ def _adam_row(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: n
     squares = (g * g).sum(1, keepdim=True)
     second.mul_(float(hyper.beta2)).add_(squares * float(_ONE - hyper.beta2) / dim)
     rate, correction = _advanced(hyper, powers)
+    _flush(state)
     weights -= rate / (_root(second / correction) + float(hyper.epsilon)) * first
 
 
@@ -117,6 +120,11 @@ def _advanced(hyper: Any, powers: Tensor) -> tuple[Tensor, Tensor]:
     powers[:, 1] *= float(hyper.beta2)
     remaining = 1.0 - powers
     return _quotient(float(hyper.learning_rate), remaining[:, :1]), remaining[:, 1:]
+
+
+def _flush(values: Tensor) -> Tensor:
+    """See `normal` of ps_server/optimizers/row_update.py; in place."""
+    return values.masked_fill_(values.abs() < _TINY, 0.0)
 
 
 def _quotient(number: float, values: Tensor) -> Tensor:
