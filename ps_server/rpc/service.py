@@ -86,13 +86,17 @@ class _Answering:
         if not isinstance(future, WaitingFuture) or future.done():
             return future.result()
         start_s = time.perf_counter()
-        await in_task()
         try:
+            await in_task()
             waiting: asyncio.Future[T] = asyncio.wrap_future(future)
             waiting = asyncio.shield(waiting) if is_shared else waiting
             return await asyncio.wait_for(waiting, future.limit_s)
         except TimeoutError:
             error = future.give_up()
+        except asyncio.CancelledError:
+            if not is_shared:
+                future.cancel()
+            raise
         finally:
             self._waited_s += time.perf_counter() - start_s
         raise error
@@ -245,8 +249,8 @@ class Service:
         if self._handlers.work(call, argument) <= INLINE_VALUES:
             answer = start(call, argument, payload)
         else:
-            await in_task()
             with self._backlog.holding(num_bytes):
+                await in_task()
                 answer = await asyncio.to_thread(start, call, argument, payload)
         answered = await answering.settled(answer)
         if call.is_logged:

@@ -86,13 +86,13 @@ class StreamPort:
         self.authority = Authority(credentials, ()) if credentials.tell_callers_apart else None
         self.tls = tls_contexts(credentials)
         self.key = secrets.randbits(64)
-        self.calls: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # calls and answers that wait
         self._max_connections = max_connections
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._incomplete_bytes = 0
-        self.when_room: list[Callable[[], None]] = []  # called when there may be room again
+        self.when_room: list[Callable[[], None]] = []
 
     def start(self, host: str, port: int) -> StreamOffer:
         """Listens at a port, 0 for a free one; returns what clients are told.
@@ -149,14 +149,14 @@ class StreamPort:
             self._loop.call_later(HELLO_S, self._close_stalled)
 
     def reserve(self, num_bytes: int) -> bool:
-        """Whether there is room for a request, until `release`; see `when_room`."""
+        """Whether there is room for a request, until `release`; else it may wait in `when_room`."""
         if self._incomplete_bytes + num_bytes > MAX_INCOMPLETE_BYTES:
             return False
         self._incomplete_bytes += num_bytes
         return True
 
     def release(self, num_bytes: int) -> None:
-        """A request is complete, or its connection has ended."""
+        """A request is complete, or its connection has ended: those that wait for room try again."""
         self._incomplete_bytes -= num_bytes
         waiting, self.when_room = self.when_room, []
         for try_again in waiting:
@@ -169,8 +169,8 @@ class StreamPort:
         self._loop.remove_reader(self._listener)
         self._listener.close()
         self._listener = None
-        if self.calls:
-            await asyncio.wait(self.calls, timeout=grace_s)
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=grace_s)
         connections = list(self._connections)
         for task in connections:
             task.cancel()
@@ -262,25 +262,28 @@ class _Connection:
         self._address = address
         self._link = _TlsLink(accepted, port.tls()) if port.tls else _Link(accepted)
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[Exception] = self._loop.create_future()
         self._hello_limit = asyncio.timeout(HELLO_S)
         self._metadata: Metadata | None = None  # of its hello; None: that has not come
-        self._calls: dict[int, asyncio.Task[None]] = {}  # that its client may cancel
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, asyncio.Task[None] | None] = {}  # that its client may cancel
+        self._tasks: set[asyncio.Task[None]] = set()  # calls and answers that wait
         self._sending = asyncio.Lock()
         self._unsent_bytes = 0
         self._is_reading = False
+        self._again: asyncio.Handle | None = None  # reads bytes that the socket does not announce
         # takes the body of the frame; None: a head is next
         self._take: Callable[[bytearray], None] | None = None
         self._expect(HEAD.size)
-        self._received: int | None = None  # bytes of a request that has begun
+        self._received_bytes = 0
         self._received_before: int | None = None
         self._reserved_bytes = 0
 
     def has_stalled(self) -> bool:
         """Whether no byte has come of a request since this was asked last."""
-        before, self._received_before = self._received_before, self._received
-        return before is not None and before == self._received
+        is_within = self._take is not None and self._is_reading
+        received = self._received_bytes if is_within else None
+        before, self._received_before = self._received_before, received
+        return before is not None and before == received
 
     async def serve(self) -> None:
         """Answers calls until the client closes the connection, or breaks the rules."""
@@ -288,7 +291,7 @@ class _Connection:
             async with self._hello_limit:
                 await self._link.open()
                 self._resume()
-                await self._ended
+                raise await self._ended
         except (ProtocolError, ssl.SSLError) as error:
             logger.warning("stream closed peer=%s: %s", self._address, error)
         except OSError:  # the client is gone
@@ -298,6 +301,8 @@ class _Connection:
             self._ended.cancel()
             self._pause()
             self._release()
+            self._take = None
+            self._expect(0)  # its bytes are free before this object is
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -314,40 +319,49 @@ class _Connection:
             return
         self._is_reading = True
         self._loop.add_reader(self._link.socket, self._read_frame)
-        if self._link.has_unread():
-            self._loop.call_soon(self._read_frame)
+        self._read_unread()
 
     def _pause(self) -> None:
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._link.socket)
 
+    def _end_by(self, error: Exception) -> None:
+        """Ends `serve`."""
+        self._pause()
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    def _read_unread(self) -> None:
+        if self._again is None and self._link.has_unread():
+            self._again = self._loop.call_soon(self._read_again)
+
+    def _read_again(self) -> None:
+        self._again = None
+        self._read_frame()
+
     def _read_frame(self) -> None:
         """Reads what has come, up to the end of a frame: then other connections have a turn."""
         try:
             if self._is_reading and self._take is None:
                 self._read_head()
-            if self._is_reading and self._take is not None:
-                self._fill()
+            if self._is_reading and self._take is not None and self._fill():
                 take, body = self._take, self._data
-                self._take = self._received = None
+                self._take = None
                 self._expect(HEAD.size)
                 self._release()
                 take(body)
-            if self._is_reading and self._link.has_unread():
-                self._loop.call_soon(self._read_frame)
-        except BlockingIOError:  # the rest comes later
-            return
-        except Exception as error:  # ends `serve`
-            self._pause()
-            if not self._ended.done():
-                self._ended.set_exception(error)
+            if self._is_reading:
+                self._read_unread()
+        except Exception as error:
+            self._end_by(error)
 
     def _read_head(self) -> None:
-        if len(self._calls) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
-            self._pause()
+        if len(self._tasks) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
+            self._pause()  # until a task ends
             return
-        self._fill()
+        if not self._fill():
+            return
         length, kind, _, number = HEAD.unpack(self._data)
         self._expect(HEAD.size)
         if self._metadata is None:
@@ -357,6 +371,8 @@ class _Connection:
             self._expect(length)
         elif kind != CANCEL:
             self._begin(self._metadata, length, kind, number)
+        elif length:
+            raise ProtocolError(f"the end of request {number} has {length} bytes, expected none")
         elif (running := self._calls.get(number)) is not None:
             running.cancel()
 
@@ -364,15 +380,18 @@ class _Connection:
         self._data = bytearray(size)
         self._view = memoryview(self._data)
 
-    def _fill(self) -> None:
-        """Receives what is expected; raises BlockingIOError if not all of it is there."""
+    def _fill(self) -> bool:
+        """Receives what is expected; returns whether all of it is there."""
         while self._view:
-            count = self._link.receive_into(self._view)
+            try:
+                count = self._link.receive_into(self._view)
+            except BlockingIOError:
+                return False
             if not count:
                 raise ConnectionResetError
             self._view = self._view[count:]
-            if self._received is not None:
-                self._received += count
+            self._received_bytes += count
+        return True
 
     def _open(self, hello: bytearray) -> None:
         self._metadata = metadata_of_hello(bytes(hello), self._port.key)
@@ -393,7 +412,6 @@ class _Connection:
         if number in self._calls:
             raise ProtocolError(f"request {number} has the number of an unfinished one")
         if (error := self._refusal(call, metadata)) is not None:
-            self._received = 0
             self._refuse(number, error, length, bytearray())
             return
         self._take = partial(self._start, kind, number)
@@ -401,21 +419,26 @@ class _Connection:
 
     def _receive(self, length: int) -> None:
         """Reads the body of a request, when others leave room for it."""
-        if self._ended.done():
-            return
         if not self._port.reserve(length):
             self._pause()
-            self._port.when_room.append(partial(self._receive, length))
+            self._port.when_room.append(partial(self._try_again, length))
             return
         self._reserved_bytes = length
-        self._received = 0
         self._expect(length)
         self._resume()
 
+    def _try_again(self, length: int) -> None:
+        """As `_receive`; called by another connection, which its errors are not for."""
+        try:
+            if not self._ended.done():
+                self._receive(length)
+        except Exception as error:
+            self._end_by(error)
+
     def _release(self) -> None:
         if self._reserved_bytes:
-            self._port.release(self._reserved_bytes)
-            self._reserved_bytes = 0
+            reserved, self._reserved_bytes = self._reserved_bytes, 0
+            self._port.release(reserved)
 
     def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
         """Returns why a call is refused before its request is read."""
@@ -439,10 +462,10 @@ class _Connection:
 
     def _start(self, kind: int, number: int, request: bytearray) -> None:
         """Starts the call of a request."""
-        if (task := self._run(self._answer(kind, number, request))) is not None:
+        self._calls[number] = None
+        task = self._run(self._answer(kind, number, request))
+        if number in self._calls:  # else it is answered, and at most its answer waits
             self._calls[number] = task
-            self._port.calls.add(task)
-            task.add_done_callback(self._port.calls.discard)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Runs a coroutine; returns the task of what it leaves, beginning with `in_task`."""
@@ -451,9 +474,15 @@ class _Connection:
         except StopIteration:
             return None
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for tasks in (self._tasks, self._port.tasks):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
+
+    def _task_ended(self, _: asyncio.Task[None]) -> None:
+        if self._take is None:  # else it waits for room, or reads
+            self._resume()
 
     async def _answer(self, kind: int, number: int, request: bytearray) -> None:
         code = 0
@@ -461,8 +490,8 @@ class _Connection:
             answer = await self._port.methods[kind](cast("bytes", request), _Context())
         except FailedCallError as error:
             code, answer = error.failure.code.value[0], body_of(error.failure)
-        finally:  # no cancelling from here on: it would cut a frame short
-            self._calls.pop(number, None)
+        finally:
+            del self._calls[number]  # no cancelling from here on: it would cut a frame short
         await self._send(code, number, answer)
 
     async def _send(self, code: int, number: int, body: bytes) -> None:
@@ -474,9 +503,7 @@ class _Connection:
         try:
             async with self._sending:
                 await self._link.send(head, body)
-        except OSError:  # `_read_frame` notices it, too
-            pass
+        except OSError as error:  # perhaps within a frame
+            self._end_by(error)
         finally:
             self._unsent_bytes -= len(head) + len(body)
-        if self._take is None:  # it may have been paused by that much unsent
-            self._resume()

@@ -52,11 +52,12 @@ class TlsLayer:
             ConnectionResetError: If the peer has ended it.
         """
         try:
-            return self._tls.read(len(view), view)  # type: ignore[return-value]
+            count: int = self._tls.read(len(view), view)  # type: ignore[assignment]
         except ssl.SSLWantReadError:
             return 0
-        except ssl.SSLZeroReturnError:
-            raise ConnectionResetError("the peer has ended it") from None
+        if not count:
+            raise ConnectionResetError("the peer has ended it")
+        return count
 
     def has_unread(self) -> bool:
         """Whether there are bytes from the peer that were not read."""

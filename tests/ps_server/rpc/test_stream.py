@@ -1,6 +1,7 @@
 """The port of the stream, from outside: what strangers, refused callers and slow clients get and cost."""
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -19,6 +20,7 @@ from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
 from ctr_ps.protos.store import Missing, StreamOffer
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
@@ -31,6 +33,7 @@ from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import Cluster, one_server
 from tests.support.process_figures import resident_bytes
 from tests.support.stores import push_id
+from tests.support.waiting import wait_until
 
 KEYS = np.arange(4, dtype=np.uint64)
 LIMIT_S = 10.0
@@ -229,8 +232,9 @@ def test_who_says_nothing_is_cut_off(monkeypatch, connect, caplog):
         HEAD.pack(0, KINDS[calls.PUSH_GRAD.path] + 100, 0, 1),
         HEAD.pack(0, 1, 0, 1),
         HEAD.pack(MAX_MESSAGE_BYTES + 1, KINDS[calls.PUSH_GRAD.path], 0, 1),
+        HEAD.pack(1, CANCEL, 0, 1),
     ],
-    ids=["hello again", "unknown call", "call of gRPC alone", "too long"],
+    ids=["hello again", "unknown call", "call of gRPC alone", "too long", "cancel with a body"],
 )
 def test_head_that_breaks_the_rules_ends_the_connection_alone(connect, head):
     client, other = connect().hello(), connect().hello()
@@ -242,6 +246,44 @@ def test_head_that_breaks_the_rules_ends_the_connection_alone(connect, head):
     assert other.answer()[:2] == (1, 0)
 
 
+def test_cancelled_call_makes_room_for_the_next(monkeypatch, connect):
+    monkeypatch.setattr(stream, "MAX_CALLS", 2)
+    client = connect().hello()
+    waiting = calls.PULL_SPARSE.request.encode(pull(at=1))
+    kind = KINDS[calls.PULL_SPARSE.path]
+    frames = [HEAD.pack(len(waiting), kind, 0, number) + waiting for number in (1, 2)]
+
+    client.socket.sendall(frames[0] + HEAD.pack(0, CANCEL, 0, 1) + frames[1])
+    client.send(calls.PULL_SPARSE, pull(), number=3)
+
+    assert client.answer()[:2] == (3, 0)
+
+
+@pytest.mark.parametrize("max_calls", [4, 4096])
+def test_answers_that_wait_for_their_reader_are_whole(monkeypatch, max_calls):
+    """Nothing is cancelled any more, their numbers are free, and others follow."""
+    monkeypatch.setattr(stream, "MAX_CALLS", max_calls)
+    segment = DenseSegment(length=250_000, initializer=InitializerSpec(kind="uniform", scale=1.0))
+    block = DenseSpec(name="big", segments=(segment,), optimizer=OptimizerSpec(name="adagrad"))
+    request = requests.PullDense(blocks=["big"], shard_map_epoch=FIRST_EPOCH)
+    with serving() as (servers, offer), closing(Client(offer)) as client:
+        servers.stores[0].create_dense(block)
+        expected = {"big": np.empty(segment.length, np.float32)}
+        servers.stores[0].pull_dense(expected).result()
+        client.hello()
+        for _ in range(2):
+            for number in range(20):
+                client.send(calls.PULL_DENSE, request, number)
+            wait_until(lambda: num_ended(servers, "PullDense", "OK") % 20 >= 4)
+            for number in range(20):
+                client.socket.sendall(HEAD.pack(0, CANCEL, 0, number))
+            for number in range(20):
+                answered, code, body = client.answer()
+                assert (answered, code) == (number, 0)
+                pieces = calls.PULL_DENSE.answer.decode(body).pieces
+                np.testing.assert_array_equal(pieces["big"], expected["big"])
+
+
 def test_number_that_is_in_use_ends_the_connection(connect):
     client = connect().hello()
     client.send(calls.PULL_SPARSE, pull(at=1))
@@ -249,13 +291,16 @@ def test_number_that_is_in_use_ends_the_connection(connect):
     assert client.is_closed()
 
 
-@pytest.mark.parametrize("max_calls", [8, 0])  # it is taken, or refused
-def test_request_that_does_not_go_on_ends_the_connection(monkeypatch, max_calls):
+@pytest.mark.parametrize(
+    ("max_calls", "begun"), [(8, 5), (0, 5), (0, 70_000)], ids=["taken", "refused", "mostly read"]
+)
+def test_request_that_does_not_go_on_ends_the_connection(monkeypatch, max_calls, begun):
     monkeypatch.setattr(stream, "HELLO_S", 0.3)
     backlog = Backlog(max_calls=max_calls)
     with serving(backlog=backlog) as (_, offer), closing(Client(offer)) as client:
         client.hello()
-        client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
+        head = HEAD.pack(100_000, KINDS[calls.PUSH_GRAD.path], 0, 1)
+        client.socket.sendall(head + bytes(begun))
         assert client.is_closed()
 
 
@@ -372,6 +417,36 @@ def test_client_that_reads_no_answers_is_not_read_any_more(monkeypatch):
         assert answered == set(range(1, sent))
 
 
+def test_refused_client_that_reads_no_answers_is_not_read_any_more(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_CALLS", 16)
+    with (
+        serving(backlog=Backlog(max_calls=0)) as (servers, offer),
+        closing(Client(offer)) as client,
+    ):
+        client.hello().socket.settimeout(1.0)
+        heads = HEAD.pack(0, KINDS[calls.PUSH_GRAD.path], 0, 1) * 100
+        with suppress(TimeoutError):
+            for _ in range(2_000):
+                client.socket.sendall(heads)
+        assert 0 < len(servers.servers[0]._stream.tasks) <= 16
+
+
+def test_request_that_is_broken_off_keeps_no_memory():
+    with serving() as (servers, offer):
+        port = servers.servers[0]._stream
+        gc.disable()
+        try:
+            before = resident_bytes()
+            for _ in range(20):
+                with closing(Client(offer)) as client:
+                    head = HEAD.pack(MAX_MESSAGE_BYTES, KINDS[calls.PUSH_GRAD.path], 0, 1)
+                    client.hello().socket.sendall(head + bytes(2**16))
+                wait_until(lambda: not port._connections)
+            assert resident_bytes() - before < 6 * MAX_MESSAGE_BYTES
+        finally:
+            gc.enable()
+
+
 def test_connections_beyond_the_limit_are_closed(monkeypatch):
     monkeypatch.setattr("ctr_ps.ps_server.rpc.server.connection_limit", lambda: 4)
     with serving() as (_, offer), ExitStack() as stack:
@@ -413,6 +488,16 @@ def test_certificate_decides_over_tls(tmp_path):
         assert (
             answer(nobody, calls.PULL_SPARSE, pull()) == (grpc.StatusCode.UNAUTHENTICATED.value[0])
         )
+
+
+def test_end_of_tls_ends_the_connection(tmp_path):
+    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    caller = Credentials(ca=own.ca)
+    with serving(credentials=own) as (servers, offer), closing(Client(offer, caller)) as client:
+        client.hello()
+        with suppress(OSError):  # the server only closes
+            client.socket.unwrap()
+        wait_until(lambda: not servers.servers[0]._stream._connections)
 
 
 def test_who_shows_no_trusted_certificate_is_cut_off(tmp_path):
@@ -465,8 +550,12 @@ def test_answers_over_tls_leave_small_buffers(tmp_path):
         assert resident_bytes() - before < 2**20 * len(clients)  # of answers of 2 MiB
 
 
-def test_frames_that_only_cancel_leave_others_their_turn(connect, server):
-    client = connect().hello()
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_frames_that_only_cancel_leave_others_their_turn(tmp_path, is_secure):
+    own = caller = None
+    if is_secure:
+        own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+        caller = Credentials(ca=own.ca)
     endless = HEAD.pack(0, CANCEL, 0, 9) * 20_000
     is_over = threading.Event()
 
@@ -475,12 +564,13 @@ def test_frames_that_only_cancel_leave_others_their_turn(connect, server):
             while not is_over.is_set():
                 client.socket.sendall(endless)
 
-    with ExitStack() as stack:
+    with serving(credentials=own) as (_, offer), ExitStack() as stack:
+        client = stack.enter_context(closing(Client(offer, caller))).hello()
         sender = threading.Thread(target=send)
         sender.start()
         stack.callback(sender.join)
         stack.callback(is_over.set)
-        other = connect().hello()
+        other = stack.enter_context(closing(Client(offer, caller))).hello()
         start = time.monotonic()
         for number in range(20):
             other.send(calls.PULL_SPARSE, pull(), number=number)
