@@ -36,16 +36,12 @@ class Authority:
 
     def __init__(self, credentials: Credentials, calls: Iterable[Method]) -> None:
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
-        self._calls = {call.path: call for call in calls}
+        self.calls = {call.path: call for call in calls}  # by path; others need no access
 
     @property
     def asks_for_tokens(self) -> bool:
         """Whether tokens decide."""
         return self._tokens is not None
-
-    def call_at(self, path: str) -> Method | None:
-        """Returns the call of a path; None: it needs no access."""
-        return self._calls.get(path)
 
     def refusal(
         self, call: Method, metadata: Iterable[tuple[str, str | bytes]]
@@ -81,7 +77,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
     ) -> Any:
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(details)
-        call = self._authority.call_at(details.method)
+        call = self._authority.calls.get(details.method)
         if call is None or handler is None:
             return handler
         if self._authority.asks_for_tokens:
@@ -142,7 +138,7 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """See grpc.ServerInterceptor."""
         handler = continuation(details)
-        call = self._authority.call_at(details.method)
+        call = self._authority.calls.get(details.method)
         if call is None or handler is None:
             return handler
         if self._authority.asks_for_tokens:
