@@ -6,7 +6,7 @@ Nobody has to join, and calls have no numbers: none is lost on its way, so none 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Self, Unpack
+from typing import Any, Self
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Gradients, Values
@@ -43,9 +43,10 @@ from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 class ParameterStore:
     """A `protos.store.Store` over an engine of this process. Thread-safe."""
 
-    def __init__(self, **settings: Unpack[EngineSettings]) -> None:
+    def __init__(self, **settings: Any) -> None:
+        """Makes an empty store; `settings` are those of `EngineSettings`."""
         # what the store is made of; a server answers its calls from it
-        self.engine = Engine(**settings)
+        self.engine = Engine(EngineSettings(**settings))
 
     def join(
         self,

@@ -20,7 +20,6 @@ kernels half as fast.
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -82,15 +81,6 @@ _SUM, _MEAN, _MAX, _ELSEWHERE = range(4)
 _CODES = {"sum": _SUM, "mean": _MEAN, "max": _MAX}
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The slots of one table: for each the first column in X, and its pooling as a code."""
-
-    table: str
-    columns: NDArray[np.int64]  # [S]
-    poolings: NDArray[np.int64]  # [S]
-
-
 def require_widths(**widths: int | Sequence[int]) -> None:
     """Raises ValueError unless each option is a width of at least 1, or a list of them."""
     for name, width in widths.items():
@@ -141,7 +131,9 @@ class PooledSlots:
         self.columns = [
             slice(int(end) - width, int(end)) for end, width in zip(ends[1:], dims, strict=True)
         ]
-        self.tables, self._parts = [], []
+        self.tables = []
+        # Of each table: its name, and for its S slots the first column in X and the pooling as a code.
+        self._parts: list[tuple[str, NDArray[np.int64], NDArray[np.int64]]] = []
         for width in sorted(set(dims), key=lambda width: (width != dim, width)):
             own = [slot for slot, of_slot in enumerate(dims) if of_slot == width]
             name = table if width == dim else f"{table}_{width}"
@@ -155,7 +147,7 @@ class PooledSlots:
             )
             places = np.array([self.columns[slot].start for slot in own], np.int64)
             codes = np.array([poolings[slot] for slot in own], np.int64)
-            self._parts.append(_Part(name, places, codes))
+            self._parts.append((name, places, codes))
         self._is_sum = len(self._parts) == 1 and set(poolings) == {_SUM}
 
     def table_of(self, slot: int) -> tuple[str, int]:
@@ -170,21 +162,20 @@ class PooledSlots:
     def forward(self, dense: Floats, lookups: Lookups, out: Floats) -> None:
         """Overwrites `out` float32[B, width] with X, for `dense` float32[B, num_dense]."""
         if self._is_sum:
-            pool_slots(dense, lookups[self._parts[0].table], out)
+            pool_slots(dense, lookups[self.tables[0].name], out)
             return
         out[:, : dense.shape[1]] = dense
-        for part in self._parts:
-            _pool(lookups[part.table], part.columns, part.poolings, out)
+        for table, columns, poolings in self._parts:
+            _pool(lookups[table], columns, poolings, out)
 
     def backward(self, grad: Floats, lookups: Lookups, sparse_grads: SparseGrads) -> None:
         """Overwrites the gradients of the rows of its tables; `grad` float32[B, width] is that of X."""
         if self._is_sum:
-            table = self._parts[0].table
+            table = self.tables[0].name
             scatter_slots(grad, lookups[table], sparse_grads[table])
             return
-        for part in self._parts:
-            out = sparse_grads[part.table]
-            _scatter(grad, lookups[part.table], part.columns, part.poolings, out)
+        for table, columns, poolings in self._parts:
+            _scatter(grad, lookups[table], columns, poolings, sparse_grads[table])
 
 
 def _checked(name: str, options: SlotOptions) -> dict[str, int]:

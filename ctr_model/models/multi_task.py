@@ -127,11 +127,6 @@ def entire_space_cross_entropy(
 ENTIRE_SPACE = Loss((2,), entire_space_probabilities, entire_space_cross_entropy)
 
 
-def tasks_loss(num_tasks: int) -> Loss:
-    """Returns the loss TASKS of `num_tasks` tasks."""
-    return Loss((num_tasks,), task_probabilities, task_cross_entropy)
-
-
 LABELS = 2
 
 _Pair = tuple[MlpBuffers, MlpBuffers]
@@ -262,7 +257,7 @@ class Mmoe(ClickModel):
             schema,
             tables=self._input.tables,
             segments=[segment for group in groups for segment in group],
-            loss=tasks_loss(len(tasks)),
+            loss=Loss((len(tasks),), task_probabilities, task_cross_entropy),
             tasks=[Task(name, labels=(k,)) for k, name in enumerate(tasks)],
             biases=[tower.segments[-1] for tower in self._towers],
         )

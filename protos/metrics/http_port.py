@@ -50,11 +50,6 @@ Refusal = Callable[[Message, Mapping[str, Any] | None], str]
 """Says why a request is refused, by its headers and its peer's certificate, if any; empty: it is not."""
 
 
-def allow_all(headers: Message, certificate: Mapping[str, Any] | None) -> str:
-    """Refuses nobody."""
-    return ""
-
-
 class HttpPort(AbstractContextManager["HttpPort"]):
     """Serves routes until it is closed, at the `port` that it has bound; `url` is that of its root."""
 
@@ -64,7 +59,7 @@ class HttpPort(AbstractContextManager["HttpPort"]):
         port: int,
         routes: Mapping[str, Route],
         *,
-        refusal: Refusal = allow_all,
+        refusal: Refusal = lambda _headers, _certificate: "",
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """Binds, and serves in threads of its own; raises BindError if the address cannot be bound.

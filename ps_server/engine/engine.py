@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypedDict
+from dataclasses import dataclass
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.gradients import Gradients
@@ -63,59 +63,48 @@ from ctr_ps.ps_server.snapshot.snapshots import Snapshots
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
 
 
-class EngineSettings(TypedDict, total=False):
-    """Arguments of an `Engine`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Settings of an `Engine`."""
 
-    num_workers: int  # workers of the job
-    num_heter: int  # its heter trainers, numbered behind the workers
-    server_index: int  # which of the servers this is
-    num_servers: int  # 1 holds everything
-    wait_limit_s: float  # how long a call waits for other workers
-    inbox_bytes: int  # limit of the messages that wait for one worker
-    memory_limit: int | None  # bytes of tables from which on pushes may not create rows; None: none
-    checkpoint_roots: Sequence[str]  # folders in which alone it saves and loads; none: anywhere
-    clock: Clock  # the time at which rows are seen
-    monotonic: Callable[[], float]  # the clock for saves, in seconds
-    has_update_log: bool  # a process after this one can go on where it was
+    num_workers: int = 1  # workers of the job
+    num_heter: int = 0  # its heter trainers, numbered behind the workers
+    server_index: int = 0  # which of the servers this is
+    num_servers: int = 1  # 1 holds everything
+    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S  # how long a call waits for other workers
+    inbox_bytes: int = INBOX_BYTES  # limit of the messages that wait for one worker
+    memory_limit: int | None = None  # bytes of tables from which on pushes may not create rows
+    checkpoint_roots: Sequence[str] = ()  # the only folders to save and load in; none: anywhere
+    clock: Clock = wall_clock  # the time at which rows are seen
+    monotonic: Callable[[], float] = time.monotonic  # the clock for saves, in seconds
+    has_update_log: bool = False  # a process after this one can go on where it was
 
 
 class Engine:
     """Tables, dense blocks and coordination of one process. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        num_workers: int = 1,
-        num_heter: int = 0,
-        server_index: int = 0,
-        num_servers: int = 1,
-        wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
-        inbox_bytes: int = INBOX_BYTES,
-        memory_limit: int | None = None,
-        checkpoint_roots: Sequence[str] = (),
-        clock: Clock = wall_clock,
-        monotonic: Callable[[], float] = time.monotonic,
-        has_update_log: bool = False,
-    ) -> None:
-        """Makes an empty engine; see `EngineSettings`."""
+    def __init__(self, settings: EngineSettings) -> None:
+        """Makes an empty engine."""
+        self._settings = settings
         # which server of which job this is
         self.owner = Owner(
-            server_index=server_index,
-            num_servers=num_servers,
-            num_workers=num_workers,
-            num_heter=num_heter,
+            server_index=settings.server_index,
+            num_servers=settings.num_servers,
+            num_workers=settings.num_workers,
+            num_heter=settings.num_heter,
         )
-        self.shard_map = ShardMap.of(num_servers)
-        self.members = Members(num_workers, num_heter)  # workers of a job, and its heter trainers
+        self.shard_map = ShardMap.of(settings.num_servers)
+        # workers of a job, and its heter trainers
+        self.members = Members(settings.num_workers, settings.num_heter)
         self.parameters = Parameters(
             num_workers=self.members.total,
-            server_index=server_index,
+            server_index=settings.server_index,
             shard_map=self.shard_map,
-            memory_limit=memory_limit,
-            clock=clock,
+            memory_limit=settings.memory_limit,
+            clock=settings.clock,
         )
         # keeps saves and changes of the parameters apart
-        self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)
+        self.snapshots = Snapshots(wait_limit_s=settings.wait_limit_s, monotonic=settings.monotonic)
         self.applier = Applier(self.members, self.parameters, self.snapshots)
         self.pulls = Pulls(self.parameters, self.applier)
         # Held around joins, signs of life and losses, which decide who has the place of a worker, and around
@@ -124,10 +113,7 @@ class Engine:
         self.places = threading.Lock()
         self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
-        self._wait_limit_s = wait_limit_s
-        self._inbox_bytes = inbox_bytes
-        self._has_update_log = has_update_log
-        self._roots = Roots(checkpoint_roots)
+        self._roots = Roots(settings.checkpoint_roots)
         self._on_shard: Callable[[], None] = lambda: None  # of a recovery
         self._on_failure: Callable[[str], None] = lambda _: None
         self._begin_job(0)
@@ -148,11 +134,11 @@ class Engine:
         self.jobs_before = jobs_before  # jobs that were served before this one
         self.job = Coordinator(  # of the present job
             self.members,
-            wait_limit_s=self._wait_limit_s,
-            inbox_bytes=self._inbox_bytes,
+            wait_limit_s=self._settings.wait_limit_s,
+            inbox_bytes=self._settings.inbox_bytes,
             on_failure=self._on_failure,
             jobs_before=jobs_before,
-            has_update_log=self._has_update_log,
+            has_update_log=self._settings.has_update_log,
         )
         self.parameters.reset_subscribers()
 

@@ -24,7 +24,6 @@ from ctr_ps.ps_server.engine.applier import Applier
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep, require_values_at
 from ctr_ps.ps_server.table.dense_table import DenseTable
-from ctr_ps.ps_server.table.sparse_table import SparseTable
 from ctr_ps.ps_server.table.state_transfer import block_of
 
 
@@ -131,7 +130,7 @@ class Pulls:
         version, room = job.pushes.version, max_rows
         rows: dict[str, tuple[Keys, Values]] = {}
         for name, table in recording.items():
-            rows[name] = keys, _ = table.take_changed(worker, room) if room else _no_rows(table)
+            rows[name] = keys, _ = table.take_changed(worker, room)
             room -= keys.size
         return Answered(Changed(rows, version, has_more=not room))
 
@@ -154,7 +153,3 @@ class Pulls:
             for block, each in found
         ]
         return Answered(StateChunk(list(self._parameters.rows_with_state(keys).items()), blocks))
-
-
-def _no_rows(table: SparseTable) -> tuple[Keys, Values]:
-    return np.empty(0, np.uint64), np.empty((0, table.spec.dim), np.float32)

@@ -29,7 +29,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     keep_freed_memory()
     from ctr_ps.protos.metrics.metrics_port import metrics_address
     from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
-    from ctr_ps.ps_server.engine.engine import Engine
+    from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
     from ctr_ps.ps_server.rpc.server import Server
 
     bind = settings.bind or default_bind(role.endpoint)
@@ -40,14 +40,16 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     settings = replace(settings, metrics=metrics_address(settings.metrics) or None)
 
     engine = Engine(
-        num_workers=role.num_workers,
-        num_heter=len(role.heter_endpoints),
-        server_index=role.server_index,
-        num_servers=role.num_servers,
-        wait_limit_s=settings.wait_limit_s,
-        memory_limit=settings.memory_limit,
-        checkpoint_roots=settings.checkpoint_roots,
-        has_update_log=settings.update_log is not None,
+        EngineSettings(
+            num_workers=role.num_workers,
+            num_heter=len(role.heter_endpoints),
+            server_index=role.server_index,
+            num_servers=role.num_servers,
+            wait_limit_s=settings.wait_limit_s,
+            memory_limit=settings.memory_limit,
+            checkpoint_roots=settings.checkpoint_roots,
+            has_update_log=settings.update_log is not None,
+        )
     )
 
     async def serve() -> str:

@@ -359,16 +359,13 @@ class SparseTable:
         """Returns up to `max_rows` rows that changed since the subscriber last took them: keys and weights.
 
         Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer rows
-        mean that no more had changed. Raises ProtocolError without such a subscriber, or for `max_rows` below
-        1.
+        mean that no more had changed. Raises ProtocolError without such a subscriber.
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
                 f"table {self.spec.name!r} records changes for {self._regions.subscribers.num_subscribers} "
                 f"subscribers, not for subscriber {subscriber}"
             )
-        if max_rows < 1:
-            raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         num_rows = self._num_rows.copy()  # rows inserted later wait for the next call
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)

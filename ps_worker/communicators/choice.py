@@ -10,8 +10,7 @@ from ctr_ps.ps_worker.communicators.asynchronous import (
     AsyncCommunicator,
     BoundedStalenessCommunicator,
 )
-from ctr_ps.ps_worker.communicators.communicator import Communicator
-from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import GeoCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ctr_ps.ps_worker.job import Job

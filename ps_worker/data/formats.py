@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import PurePath
 
@@ -12,6 +11,7 @@ from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
+from ctr_ps.ps_worker.data.files.file_split import SplitFile
 from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
 
 MakeReader = Callable[[Schema, BadRows], Reader]
@@ -81,9 +81,11 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
     return reader
 
 
-def splitter(schema: Schema, format: Format | None = None) -> Callable[[str], Reader]:
-    """Returns a function for the reader of a file that is to be split, and of which no row is read."""
-    return partial(reader_of, schema=schema, bad_rows=BadRows(), format=format)
+def splitter(schema: Schema, format: Format | None = None) -> SplitFile:
+    """Returns what splits files of a format, without reading a row of them."""
+    return lambda path, num_splits: reader_of(path, schema, BadRows(), format).splits(
+        path, num_splits
+    )
 
 
 def format_of(path: str) -> str:

@@ -198,8 +198,8 @@ class Fleet:
         """
         role = self._role_as(WorkerRole, "fleet.file_splits()")
         paths = [str(file) for file in files]
-        reader_of = splitter(schema, format)
-        own = file_splits(reader_of, paths, role.worker_index, role.num_workers)
+        split_file = splitter(schema, format)
+        own = file_splits(split_file, paths, role.worker_index, role.num_workers)
         self._note_files(paths)
         return own
 

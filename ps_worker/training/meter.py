@@ -71,13 +71,6 @@ class Counts:
     at_s: float  # time by the clock
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    text: str
-    step: int
-    figures: Mapping[str, float]
-
-
 class Progress:
     """Counts steps, examples and metrics of one worker's training. Thread-safe.
 
@@ -105,7 +98,8 @@ class Progress:
         self._clock = clock
         self._lock = threading.RLock()
         self._writing = threading.Lock()  # never taken while holding the other
-        self._lines: deque[_Line] = deque()  # in the order of their steps, not written yet
+        # text, step and figures of lines, in the order of their steps, not written yet
+        self._lines: deque[tuple[str, int, Mapping[str, float]]] = deque()
         self._metrics = ClickMetrics()
         self._sliding = SlidingMetrics()
         self._loss = 0.0
@@ -268,11 +262,11 @@ class Progress:
             return
         with self._writing:
             while self._lines:  # another thread may have written this one's
-                line = self._lines.popleft()
-                self._on_line(line.figures, line.step)
-                logger.info("%s%s", line.text, self._rates())
+                text, step, figures = self._lines.popleft()
+                self._on_line(figures, step)
+                logger.info("%s%s", text, self._rates())
 
-    def _line(self) -> _Line:
+    def _line(self) -> tuple[str, int, Mapping[str, float]]:
         seconds = self._clock() - self._window_start
         window = self._sliding.window
         figures: dict[str, float] = {
@@ -291,7 +285,7 @@ class Progress:
             f"examples/s={figures['examples_per_s']:.0f} loss={figures['loss']:.5f} "
             f"auc={figures['auc']:.4f} auc_{window}={figures[f'auc_{window}']:.4f}"
         )
-        return _Line(text, self.steps, figures)
+        return text, self.steps, figures
 
     def _done(self) -> tuple[float | None, float]:
         """Returns the share of the pass that is done, and the seconds left; None and nan if unknown."""

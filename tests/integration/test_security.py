@@ -25,8 +25,8 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import wait_for_servers
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.extras.heter.heter_job import HeterService
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining
-from ctr_ps.ps_worker.extras.heter.service import HeterService
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import INCARNATION, declare

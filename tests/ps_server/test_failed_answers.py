@@ -9,7 +9,7 @@ from ctr_ps.protos.errors import AbortedError
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.store import Version
 from ctr_ps.ps_server.coordination.arrivals import Answer
-from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from tests.support.stores import push_id
 
 
@@ -42,7 +42,7 @@ def fail_to_answer() -> Sequence[Answer]:
 
 @pytest.mark.parametrize("at", [0, None], ids=["sync", "async"])
 def test_push_comes_again_after_the_calls_that_wait_could_not_be_polled(at: int | None) -> None:
-    engine = Engine(wait_limit_s=1.0)
+    engine = Engine(EngineSettings(wait_limit_s=1.0))
     replace_once(engine.job._calls, "take_ready", fail_to_poll)
 
     with pytest.raises(AnswerError):
@@ -53,7 +53,7 @@ def test_push_comes_again_after_the_calls_that_wait_could_not_be_polled(at: int 
 
 
 def test_step_that_was_taken_ends_the_job_if_the_calls_before_cannot_be_answered() -> None:
-    engine = Engine(wait_limit_s=1.0)
+    engine = Engine(EngineSettings(wait_limit_s=1.0))
     replace_once(engine.job._calls, "take_ready", fail_to_answer)
 
     with pytest.raises(AnswerError):
@@ -64,7 +64,7 @@ def test_step_that_was_taken_ends_the_job_if_the_calls_before_cannot_be_answered
 
 
 def test_next_step_that_was_taken_ends_the_job_if_the_calls_before_cannot_be_answered() -> None:
-    engine = Engine(num_workers=2, wait_limit_s=1.0)
+    engine = Engine(EngineSettings(num_workers=2, wait_limit_s=1.0))
     job, apply = engine.job, engine.parameters.apply
 
     def apply_while_the_next_comes(*step: object, **settings: object) -> None:

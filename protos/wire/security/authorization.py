@@ -36,16 +36,12 @@ class Authority:
 
     def __init__(self, credentials: Credentials, calls: Iterable[Method]) -> None:
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
-        self._calls = {call.path: call for call in calls}
+        self.calls = {call.path: call for call in calls}  # by path; others need no access
 
     @property
     def asks_for_tokens(self) -> bool:
         """Whether tokens decide."""
         return self._tokens is not None
-
-    def call_at(self, path: str) -> Method | None:
-        """Returns the call of a path; None: it needs no access."""
-        return self._calls.get(path)
 
     def refusal(
         self, call: Method, metadata: Iterable[tuple[str, str | bytes]]
@@ -81,7 +77,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
     ) -> Any:
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(details)
-        call = self._authority.call_at(details.method)
+        call = self._authority.calls.get(details.method)
         if call is None or handler is None:
             return handler
         if self._authority.asks_for_tokens:
@@ -142,16 +138,20 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """See grpc.ServerInterceptor."""
         handler = continuation(details)
-        call = self._authority.call_at(details.method)
+        call = self._authority.calls.get(details.method)
         if call is None or handler is None:
             return handler
+        by_token: AccessError | None = None
         if self._authority.asks_for_tokens:
-            refusal = self._authority.refusal(call, details.invocation_metadata)
-            return handler if refusal is None else _refusing(refusal)
+            by_token = self._authority.refusal(call, details.invocation_metadata)
+            if by_token is None:
+                return handler
 
         def method(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-            if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
-                _abort(context, refusal)
+            refusal = by_token or self._authority.refusal_of_peer(call, context.auth_context())
+            if refusal is not None:
+                context.set_trailing_metadata(metadata_of(refusal))
+                context.abort(status_of(refusal), details_of(refusal))
             request = next(requests, None)
             if request is None:
                 context.abort(*_no_message(call))
@@ -182,20 +182,8 @@ def _abort_arguments(error: AccessError) -> tuple[Any, ...]:
     return status_of(error), details_of(error), metadata_of(error)
 
 
-def _abort(context: grpc.ServicerContext, error: AccessError) -> None:
-    context.set_trailing_metadata(metadata_of(error))
-    context.abort(status_of(error), details_of(error))
-
-
 def _refusing_async(error: AccessError) -> Any:
     async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(*_abort_arguments(error))
-
-    return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-def _refusing(error: AccessError) -> Any:
-    def refuse(_: Any, context: grpc.ServicerContext) -> None:
-        _abort(context, error)
 
     return grpc.stream_unary_rpc_method_handler(refuse)

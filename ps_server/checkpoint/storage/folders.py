@@ -22,7 +22,7 @@ import pyarrow as pa
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.runtime.environment import with_home
 from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped, direct_file
-from ctr_ps.ps_server.checkpoint.storage.remote import RemoteFolder, remote_folder
+from ctr_ps.ps_server.checkpoint.storage.remote import RemoteFolder, arrow_errors, remote_folder
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -88,7 +88,7 @@ class LocalFolder:
 
     def make(self) -> None:
         """Creates the folder and its parents, where storage has folders."""
-        with _errors("make", self.path):
+        with arrow_errors("make", self.path):
             missing = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             # A folder's entry is in its parent, which is synced separately.
@@ -112,7 +112,7 @@ class LocalFolder:
 
     def _entries(self) -> list[os.DirEntry[str]]:
         with (
-            _errors("list", self.path),
+            arrow_errors("list", self.path),
             suppress(FileNotFoundError),
             os.scandir(self.path) as found,
         ):
@@ -121,19 +121,19 @@ class LocalFolder:
 
     def has(self, file: str) -> bool:
         """Whether it has a file of this name."""
-        with _errors("read", self.path / file):
+        with arrow_errors("read", self.path / file):
             return (self.path / file).is_file()
 
     def read(self, file: str) -> bytes:
         """Returns the content of a file."""
-        with _errors("read", self.path / file):
+        with arrow_errors("read", self.path / file):
             return (self.path / file).read_bytes()
 
     def put(self, file: str, content: bytes) -> None:
         """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
         # A name of its own: one process may be paused here while another one writes the same file.
         path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
-        with _errors("write", path):
+        with arrow_errors("write", path):
             try:
                 beside.write_bytes(content)
                 _sync(beside)
@@ -150,7 +150,7 @@ class LocalFolder:
         Only one of concurrent processes succeeds, in a local or mounted folder and where the store's fsspec
         package creates files exclusively, as that for S3; elsewhere more may.
         """
-        with _errors("write", self.path / file):
+        with arrow_errors("write", self.path / file):
             try:
                 with (self.path / file).open("xb") as sink:
                     sink.write(content)
@@ -162,7 +162,7 @@ class LocalFolder:
     def create(self, file: str) -> Iterator[pa.NativeFile]:
         """Opens a new file for writing; it is complete and durable when the block ends without an error."""
         path = self.path / file
-        with _errors("write", path):
+        with arrow_errors("write", path):
             path.unlink(missing_ok=True)  # it might be a link
             # Synced by the writer: another machine cannot sync this one's pages.
             with direct_file(path) as sink:
@@ -173,13 +173,13 @@ class LocalFolder:
     def open(self, file: str) -> Iterator[pa.NativeFile]:
         """Opens a file for reading; the content is a copy, unaffected by later changes."""
         path = self.path / file
-        with _errors("read", path), pa.OSFile(str(path)) as source:
+        with arrow_errors("read", path), pa.OSFile(str(path)) as source:
             yield source
 
     def map(self, file: str) -> Mapped:
         """Maps a file, if the storage has files; else reads it."""
         path = self.path / file
-        with _errors("read", path):
+        with arrow_errors("read", path):
             try:
                 return Mapped.of_file(path)
             except ValueError as error:
@@ -187,12 +187,12 @@ class LocalFolder:
 
     def remove_file(self, file: str) -> None:
         """Removes a file if it exists."""
-        with _errors("remove", self.path / file):
+        with arrow_errors("remove", self.path / file):
             (self.path / file).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Removes the folder with its content if it exists."""
-        with _errors("remove", self.path), suppress(FileNotFoundError):
+        with arrow_errors("remove", self.path), suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
     def remove_if_empty(self) -> None:
@@ -203,15 +203,6 @@ class LocalFolder:
 
 Folder = LocalFolder | RemoteFolder
 """Any folder; `LocalFolder` documents the methods."""
-
-
-@contextmanager
-def _errors(operation: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"cannot {operation} {path}: {reason}") from error
 
 
 def _sync(path: Path) -> None:

@@ -10,6 +10,7 @@ import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -104,7 +105,7 @@ class RemoteFolder:
         url = f"{self.url}/{file}"
         with (
             _OpenFile(self._file_system, f"{self._path}/{file}", f"{mode}b", url) as raw,
-            _arrow_errors("read" if mode == "r" else "write", url),
+            arrow_errors("read" if mode == "r" else "write", url),
             pa.PythonFile(raw, mode) as opened,
         ):
             yield opened
@@ -227,8 +228,10 @@ def _errors(operation: str, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _arrow_errors(operation: str, url: str) -> Iterator[None]:
+def arrow_errors(operation: str, place: str | Path) -> Iterator[None]:
+    """Raises errors of Arrow and of the operating system as a CheckpointError that names the place."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise CheckpointError(f"cannot {operation} {url}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"cannot {operation} {place}: {reason}") from error

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Protocol
 
 import numpy as np
 
@@ -33,12 +32,8 @@ class FileSplit:
     stamp: FileStamp | None = field(default=None, compare=False)
 
 
-class FileSplitter(Protocol):
-    """The part of a `Reader` that splits files."""
-
-    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Returns at most `num_splits` splits of a file; see `Reader.splits`."""
-        ...
+SplitFile = Callable[[str, int], list[FileSplit]]
+"""Returns at most so many splits of a file; see `Reader.splits`."""
 
 
 def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str]:
@@ -54,14 +49,14 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
 
 
 def file_splits(
-    reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
+    split_file: SplitFile, files: Sequence[str], worker: int, num_workers: int
 ) -> list[FileSplit]:
     """Returns the splits of worker `worker`, from 0, or raises ValueError; see `splits_of_workers`."""
-    return _of_worker(splits_of_workers(reader_of, files, num_workers), worker)
+    return _of_worker(splits_of_workers(split_file, files, num_workers), worker)
 
 
 def splits_of_workers(
-    reader_of: Callable[[str], FileSplitter],
+    split_file: SplitFile,
     files: Sequence[str],  # the same for all workers, without duplicates
     num_workers: int,  # at least 1
     # stamps of files already listed; None: list them now
@@ -80,7 +75,7 @@ def splits_of_workers(
     weights: dict[FileSplit, float] = {}
     for path in files:
         stamp = stamps[path]
-        splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
+        splits = [FileSplit(path)] if num_splits == 1 else split_file(path, num_splits)
         stamped = [replace(split, stamp=stamp) for split in splits]
         weights |= dict.fromkeys(stamped, _size(stamp) / len(splits))
     return _assigned(weights, num_workers)

@@ -20,14 +20,15 @@ from torch import Tensor
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.torch import TorchModel
 from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel
-from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.protos.gradients import element_fault, row_fault
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable, squares_of
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
-from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph
-from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults, first_fault
 from ctr_ps.ps_worker.run.guests import PassParts
+
+MAX_AHEAD = 16
+"""Steps that the host may be ahead of the device: the memory of their batches stays in use."""
 
 STAGED_BATCHES = 4
 """Batches that are copied ahead to memory that the device reads by itself."""
@@ -182,3 +183,89 @@ class PassSteps:
         )
         self._progress.add(batch.labels, probabilities, loss, batch.weights)
         return batch.size
+
+
+class StepGraph:
+    """One step as a CUDA graph, recorded for a batch, and replayed for others of the same shapes and weight.
+
+    The host launches all of its kernels at once.
+    """
+
+    def __init__(self, step: Callable[[DeviceBatch], Tensor], batch: DeviceBatch) -> None:
+        """Records `step`, without running it, on the current device.
+
+        Raises UsageError if the step waits for the device, or does anything else that cannot be recorded.
+        """
+        self._batch = batch.on(torch.device("cuda"))
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                # Other threads go on to copy batches.
+                self._graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._figures = step(self._batch)
+                finally:
+                    self._graph.capture_end()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise UsageError(
+                "a step cannot be recorded as a CUDA graph: do not read values of tensors in forward "
+                f"(.item(), if, print), or leave out device.cuda_graph ({str(error).splitlines()[0]})"
+            ) from error
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def run(self, batch: DeviceBatch) -> Tensor:
+        """Runs the step for a batch; returns what it returns, until the next run."""
+        self._batch.write(batch)
+        self._graph.replay()
+        return self._figures
+
+
+class StepResults:
+    """The results of steps, in their order, on their way from the device. For one thread."""
+
+    def __init__(self, finish: Callable[[int, Batch, NDArray[np.float64]], int]) -> None:
+        """`finish` is called for each step, once its figures are here; it returns the examples to count."""
+        self._finish = finish
+        self._waiting: deque[tuple[int, Batch, Tensor, torch.cuda.Event | None]] = deque()
+        self.examples = 0
+
+    def add(self, number: int, batch: Batch, figures: Tensor) -> None:
+        """Adds the next step, with figures float64[N] on the device, and finishes those that are here."""
+        event = None
+        if figures.device.type == "cuda":
+            figures, event = figures.to("cpu", non_blocking=True), torch.cuda.Event()
+            event.record()
+        self._waiting.append((number, batch, figures, event))
+        while self._waiting and (len(self._waiting) > MAX_AHEAD or self._is_here()):
+            self._finish_first()
+
+    def finish(self) -> None:
+        """Waits for all steps, and finishes them."""
+        while self._waiting:
+            self._finish_first()
+
+    def _is_here(self) -> bool:
+        event = self._waiting[0][3]
+        return event is None or event.query()
+
+    def _finish_first(self) -> None:
+        number, batch, figures, event = self._waiting.popleft()
+        if event is not None:
+            event.synchronize()
+        self.examples += self._finish(number, batch, figures.numpy())
+
+
+def first_fault(values: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Returns of float32[N, D] one that is not finite, the first, or any: its row and values, float64[1 + D].
+
+    `rows` int64[N] are their rows; None: they are numbered. Zeros if N = 0.
+    """
+    if not len(values):
+        return values.new_zeros(1 + values.shape[1], dtype=torch.float64)
+    place = values.isfinite().all(1).to(torch.uint8).argmin().view(1)
+    row = place if rows is None else rows.index_select(0, place)
+    return torch.cat([row.double(), values.index_select(0, place).view(-1).double()])

@@ -112,8 +112,8 @@ def train_job(
     with errors_of_model(job), Run(store, plan, heter=heter) as run:
         on_joined(run)
         # All workers compute the shares of all alike.
-        reader_of = splitter(plan.schema, format_of_job(job))
-        parts = splits_of_workers(reader_of, plan.train_files, run.num_workers, plan.stamps)
+        split_file = splitter(plan.schema, format_of_job(job))
+        parts = splits_of_workers(split_file, plan.train_files, run.num_workers, plan.stamps)
         data = TrainingData(job, plan.schema, parts[run.worker])
         is_shared = data.is_shuffled_globally
         without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]

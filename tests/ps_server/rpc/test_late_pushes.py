@@ -13,7 +13,7 @@ from ctr_ps.protos.errors import PlaceLostError, ProtocolError
 from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.store import Lease, Member, Version, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
-from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import state_records
 from tests.support.stores import in_process, push_id
@@ -74,7 +74,7 @@ def once_taken(handlers: Handlers, happens: Callable[[Handlers], None]) -> None:
 
 def test_push_of_the_last_job_does_not_enter_the_next_one() -> None:
     """Else the pushes of the process in the next job would be forgotten, and be applied again."""
-    handlers = Handlers(Engine())
+    handlers = Handlers(Engine(EngineSettings()))
     join(handlers, OLD)
     push(handlers, OLD, 0)
 
@@ -86,7 +86,7 @@ def test_push_of_the_last_job_does_not_enter_the_next_one() -> None:
 
 
 def test_push_that_the_last_job_took_is_counted_there() -> None:
-    handlers = Handlers(Engine())
+    handlers = Handlers(Engine(EngineSettings()))
     join(handlers, OLD)
     push(handlers, OLD, 0)
     last_job = handlers.engine.job

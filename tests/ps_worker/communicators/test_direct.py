@@ -5,7 +5,7 @@ import pytest
 
 from ctr_ps.protos.store import Staleness
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import DirectCommunicator
 from tests.ps_worker.communicators.test_lockstep import (
     EXAMPLES,
     KEYS,

@@ -12,8 +12,7 @@ from ctr_ps.protos.errors import JobError, TransportError, WaitTimeoutError
 from ctr_ps.protos.gradients import DenseGrad, Gradients
 from ctr_ps.protos.store import Missing, SaveRequest, Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.communicator import Communicator
-from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import WARM_UP, GeoCommunicator
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import declare, dense_spec, specs_of, table_specs

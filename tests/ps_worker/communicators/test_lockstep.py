@@ -12,8 +12,7 @@ from ctr_ps.protos.errors import GradientError, ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from ctr_ps.protos.store import Future, Missing, PushId, Store, Version
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.communicator import Communicator
-from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ctr_ps.ps_worker.data.blocks import joined as joined_batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of

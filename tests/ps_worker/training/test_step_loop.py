@@ -17,7 +17,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Pulled
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
-from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
 from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress

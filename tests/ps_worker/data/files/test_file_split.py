@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.file_split import (
     FileSplit,
     file_splits,
@@ -26,10 +25,6 @@ READER = CriteoReader(Schema.numbered(1, 1), BadRows())
 each_example = settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-def reader_of(path: str) -> Reader:
-    return READER
 
 
 def write(folder: Path, sizes: dict[str, int]) -> list[str]:
@@ -78,7 +73,7 @@ def test_worker_reads_its_own_in_the_order_given(tmp_path: Path) -> None:
 
     assert split_files([b, c, a], 0, 1) == [b, c, a]
     assert [split_files([c, b, a], worker, 2) for worker in (0, 1)] == [[c], [b, a]]
-    assert [shown(split) for split in file_splits(reader_of, [b, a], 1, 3)] == [
+    assert [shown(split) for split in file_splits(READER.splits, [b, a], 1, 3)] == [
         shown(FileSplit(b, 33, 66)),
         shown(FileSplit(a, 100, 200)),
     ]
@@ -95,13 +90,13 @@ def test_worker_outside_the_job_is_refused(worker: int, num_workers: int) -> Non
     with pytest.raises(ValueError, match=f"worker_index is {worker}"):
         split_files([], worker, num_workers)
     with pytest.raises(ValueError, match=f"worker_index is {worker}"):
-        file_splits(reader_of, [], worker, num_workers)
+        file_splits(READER.splits, [], worker, num_workers)
 
 
 def test_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 10, "b": 10})
 
-    for split in (split_files, functools.partial(file_splits, reader_of)):
+    for split in (split_files, functools.partial(file_splits, READER.splits)):
         with pytest.raises(UsageError, match="b' is listed 2 times"):
             split([*files, files[1]], 0, 2)
 
@@ -109,7 +104,7 @@ def test_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 def test_file_that_vanished_is_named(tmp_path: Path) -> None:
     for num_workers in (1, 2):
         with pytest.raises(DataError, match=r"cannot read .*absent"):
-            file_splits(reader_of, [str(tmp_path / "absent")], 0, num_workers)
+            file_splits(READER.splits, [str(tmp_path / "absent")], 0, num_workers)
     with pytest.raises(DataError, match=r"cannot read .*absent"):
         split_files([str(tmp_path / "absent")], 0, 1)
 
@@ -117,7 +112,7 @@ def test_file_that_vanished_is_named(tmp_path: Path) -> None:
 def test_with_a_file_for_each_worker_splits_are_whole_files(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 10, "b": 30, "c": 20})
 
-    splits = [file_splits(reader_of, files, worker, 2) for worker in range(2)]
+    splits = [file_splits(READER.splits, files, worker, 2) for worker in range(2)]
 
     assert [[shown(split) for split in own] for own in splits] == [
         split_files(files, 0, 2),
@@ -128,7 +123,7 @@ def test_with_a_file_for_each_worker_splits_are_whole_files(tmp_path: Path) -> N
 def test_empty_file_is_none_for_a_worker(tmp_path: Path) -> None:
     full, empty = write(tmp_path, {"full": 100, "empty": 0})
 
-    dealt = [file_splits(reader_of, [full, empty], worker, 2) for worker in range(2)]
+    dealt = [file_splits(READER.splits, [full, empty], worker, 2) for worker in range(2)]
 
     assert dealt == [[FileSplit(full, 0, 50), FileSplit(empty)], [FileSplit(full, 50)]]
 
@@ -140,7 +135,9 @@ def test_with_fewer_files_than_workers_every_byte_goes_to_one_of_them(
 ) -> None:
     files = write(tmp_path, {f"{n}.tsv": size for n, size in enumerate(sizes)})
 
-    dealt = [file_splits(reader_of, files, worker, num_workers) for worker in range(num_workers)]
+    dealt = [
+        file_splits(READER.splits, files, worker, num_workers) for worker in range(num_workers)
+    ]
 
     splits = sorted((split for own in dealt for split in own), key=lambda p: (p.path, p.start))
     for path in files:
@@ -155,7 +152,7 @@ def test_with_fewer_files_than_workers_every_byte_goes_to_one_of_them(
 def test_equal_files_are_shared_out_evenly_over_one_worker_more(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 400, "b": 400, "c": 400})
 
-    loads = [sum(map(num_bytes, file_splits(reader_of, files, w, 4))) for w in range(4)]
+    loads = [sum(map(num_bytes, file_splits(READER.splits, files, w, 4))) for w in range(4)]
 
     assert loads == [300, 300, 300, 300]
 
@@ -163,8 +160,8 @@ def test_equal_files_are_shared_out_evenly_over_one_worker_more(tmp_path: Path) 
 def test_file_that_cannot_be_cut_goes_to_one_worker(tmp_path: Path) -> None:
     (path,) = write(tmp_path, {"a.gz": 400})
 
-    assert file_splits(reader_of, [path], 0, 2) == [FileSplit(path)]
-    assert file_splits(reader_of, [path], 1, 2) == []
+    assert file_splits(READER.splits, [path], 0, 2) == [FileSplit(path)]
+    assert file_splits(READER.splits, [path], 1, 2) == []
 
 
 def test_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:

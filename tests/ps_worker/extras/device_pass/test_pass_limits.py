@@ -23,9 +23,9 @@ from ctr_ps.protos.errors import GradientError, UsageError  # noqa: E402
 from ctr_ps.protos.spec import InitializerSpec, TableSpec  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass import pass_trainer, preparation  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.pass_steps import StepResults  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassTable  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.preparation import device_bytes, row_bytes  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.training.lookups import keys_of_batch  # noqa: E402
 from tests.ps_worker.extras.device_pass.test_pass_trainer import (  # noqa: E402

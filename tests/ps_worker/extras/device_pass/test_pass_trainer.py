@@ -23,10 +23,9 @@ from ctr_ps.protos.keys import Keys  # noqa: E402
 from ctr_ps.protos.store import ModelState, PushId, SaveRequest, Store  # noqa: E402
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass import pass_trainer, step_results  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass import pass_steps, pass_trainer  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.pass_steps import StepGraph, StepResults  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
@@ -358,7 +357,7 @@ def test_next_pass_is_prepared_while_this_one_trains() -> None:
 @pytest.fixture(params=[False, True], ids=["at-once", "late"])
 def lateness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(step_results, "MAX_AHEAD", 3)
+        monkeypatch.setattr(pass_steps, "MAX_AHEAD", 3)
         monkeypatch.setattr(StepResults, "_is_here", lambda _: False)
 
 

@@ -13,8 +13,8 @@ from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.wire.heter import Attend, Train, Trained
 from ctr_ps.ps_worker.cluster.transport import Transport
 from ctr_ps.ps_worker.extras.heter.connect import HeterTrainers
+from ctr_ps.ps_worker.extras.heter.heter_job import HeterService
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining
-from ctr_ps.ps_worker.extras.heter.service import HeterService
 
 LIMIT_S = 20.0
 
