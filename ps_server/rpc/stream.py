@@ -86,7 +86,7 @@ class StreamPort:
         self.authority = Authority(credentials, ()) if credentials.tell_callers_apart else None
         self.tls = tls_contexts(credentials)
         self.key = secrets.randbits(64)
-        self.tasks: set[asyncio.Task[None]] = set()  # calls and answers that wait
+        self.tasks: set[asyncio.Task[None]] = set()  # of all connections
         self._max_connections = max_connections
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
@@ -234,11 +234,13 @@ class _TlsLink(_Link):
         self.peer = self._tls.auth_context()
 
     def receive_into(self, view: memoryview) -> int:
-        while not (count := self._tls.read_into(view)):
+        if not (count := self._tls.read_into(view)):
             arrived = self.socket.recv(PIECE_BYTES)
             if not arrived:
                 return 0
             self._tls.receive_data(arrived)
+            if not (count := self._tls.read_into(view)):
+                raise BlockingIOError  # no more in this turn: a client can send TLS without content
         return count
 
     def has_unread(self) -> bool:
@@ -270,7 +272,7 @@ class _Connection:
         self._sending = asyncio.Lock()
         self._unsent_bytes = 0
         self._is_reading = False
-        self._again: asyncio.Handle | None = None  # reads bytes that the socket does not announce
+        self._reads_again = False  # soon: bytes that the socket does not announce
         # takes the body of the frame; None: a head is next
         self._take: Callable[[bytearray], None] | None = None
         self._expect(HEAD.size)
@@ -297,12 +299,15 @@ class _Connection:
         except OSError:  # the client is gone
             if self._hello_limit.expired():
                 logger.warning("stream closed peer=%s: no hello came", self._address)
+        except Exception:
+            logger.exception("stream failed peer=%s", self._address)
         finally:
             self._ended.cancel()
             self._pause()
             self._release()
             self._take = None
-            self._expect(0)  # its bytes are free before this object is
+            self._view.release()  # which tracebacks hold
+            self._expect(0)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -317,8 +322,8 @@ class _Connection:
         """Reads on, unless it has ended."""
         if self._is_reading or self._ended.done():
             return
-        self._is_reading = True
         self._loop.add_reader(self._link.socket, self._read_frame)
+        self._is_reading = True
         self._read_unread()
 
     def _pause(self) -> None:
@@ -333,11 +338,12 @@ class _Connection:
             self._ended.set_result(error)
 
     def _read_unread(self) -> None:
-        if self._again is None and self._link.has_unread():
-            self._again = self._loop.call_soon(self._read_again)
+        if not self._reads_again and self._link.has_unread():
+            self._reads_again = True
+            self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        self._again = None
+        self._reads_again = False
         self._read_frame()
 
     def _read_frame(self) -> None:
@@ -372,7 +378,9 @@ class _Connection:
         elif kind != CANCEL:
             self._begin(self._metadata, length, kind, number)
         elif length:
-            raise ProtocolError(f"the end of request {number} has {length} bytes, expected none")
+            raise ProtocolError(
+                f"the cancelling of request {number} has {length} bytes, expected none"
+            )
         elif (running := self._calls.get(number)) is not None:
             running.cancel()
 
@@ -495,7 +503,9 @@ class _Connection:
         await self._send(code, number, answer)
 
     async def _send(self, code: int, number: int, body: bytes) -> None:
-        """Sends an answer after those before it; one whose client is gone is dropped."""
+        """Sends an answer, one at a time; one whose client is gone is dropped."""
+        if self._ended.done():
+            return
         if self._unsent_bytes:
             await in_task()
         head = HEAD.pack(len(body), code, 0, number)
@@ -503,7 +513,7 @@ class _Connection:
         try:
             async with self._sending:
                 await self._link.send(head, body)
-        except OSError as error:  # perhaps within a frame
+        except Exception as error:  # perhaps within a frame
             self._end_by(error)
         finally:
             self._unsent_bytes -= len(head) + len(body)

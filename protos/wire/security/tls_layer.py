@@ -7,6 +7,9 @@ from typing import Any
 PIECE_BYTES = 64 * 2**10
 """Of what goes in at once: OpenSSL keeps buffers as large as the largest piece, for each connection."""
 
+_MAX_REPLIES_BYTES = 4 * 2**10
+"""Of TLS itself, such as to a change of keys; they leave with the next frame."""
+
 
 class TlsLayer:
     """TLS of one connection.
@@ -54,6 +57,8 @@ class TlsLayer:
         try:
             count: int = self._tls.read(len(view), view)  # type: ignore[assignment]
         except ssl.SSLWantReadError:
+            if self._outgoing.pending > _MAX_REPLIES_BYTES:
+                raise ConnectionResetError("the peer only sends what TLS replies to") from None
             return 0
         if not count:
             raise ConnectionResetError("the peer has ended it")
