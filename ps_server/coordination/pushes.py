@@ -42,7 +42,7 @@ from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 
 @dataclass(frozen=True, slots=True)
-class Consequence:
+class StepOutcome:
     """What follows from a part that was taken, or a step that was applied."""
 
     answers: list[Answer]  # to the calls that it makes ready; `answer_all` answers them
@@ -179,7 +179,7 @@ class PushIntake:
         self.staleness = self.staleness.add(max(0, version - push_id.pulled), batches)
         self.examples[push_id.worker] = self.examples.get(push_id.worker, 0) + push_id.examples
 
-    def enter_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Consequence:
+    def enter_part(self, gradients: Gradients, push_id: PushId, step: Version) -> StepOutcome:
         """Takes a worker's part of a synchronous step, once.
 
         Raises ProtocolError if the worker is not at this step or has gradients of no examples, or another
@@ -202,7 +202,7 @@ class PushIntake:
             self._assembler.enter(push_id)
             # First, since it may raise, and a step that was taken is to be applied.
             answers = self._calls.take_ready()
-            return Consequence(answers, self._steps.take_complete_step(), self._steps.num_complete)
+            return StepOutcome(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
     def hold_part(self, part: WaitingPart) -> None:
         """Takes over a part of `waiting`, whose process may have its place no more."""
@@ -217,7 +217,7 @@ class PushIntake:
         with self._calls.lock:
             return None if self._calls.failure else self._steps.take_complete_step()
 
-    def step_applied(self, step: CompleteStep) -> Consequence:
+    def step_applied(self, step: CompleteStep) -> StepOutcome:
         """Moves the version on; see the invariants for the lock around it."""
         with self._calls.lock:
             for push_id in step.push_ids:
@@ -226,7 +226,7 @@ class PushIntake:
             self._steps.step_applied(sum(push_id.batches for push_id in step.push_ids))
             answers = self._calls.take_ready()
             following = None if self._calls.failure else self._steps.take_complete_step()
-            return Consequence(answers, following, self._steps.num_complete)
+            return StepOutcome(answers, following, self._steps.num_complete)
 
     def at_version(self, at: Version | None, answer: Callable[[], T]) -> Future[T]:
         """Answers once the version is `at`; None answers now.

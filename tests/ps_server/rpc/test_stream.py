@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -122,6 +123,12 @@ def push(rows: int = 4) -> requests.PushGrad:
     return requests.PushGrad(chunk=chunk, push_id=push_id(0), shard_map_epoch=FIRST_EPOCH)
 
 
+def tls(folder: Path) -> tuple[Credentials, Credentials]:
+    """Returns those of a server with TLS, and of a caller that trusts it."""
+    own = CertificateAuthority(folder).credentials("server", mutual=False)
+    return own, Credentials(ca=own.ca)
+
+
 def num_ended(servers: Cluster, call: str, status: str) -> int:
     durations = servers.servers[0]._service.counts[call].durations
     return sum(durations[status].counts) if status in durations else 0
@@ -159,10 +166,7 @@ def test_error_comes_with_its_class(connect):
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
 def test_requests_that_come_at_once_are_all_answered(tmp_path, is_secure):
-    own = caller = None
-    if is_secure:
-        own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
-        caller = Credentials(ca=own.ca)
+    own, caller = tls(tmp_path) if is_secure else (None, None)
     body = calls.PULL_SPARSE.request.encode(pull())
     kind = KINDS[calls.PULL_SPARSE.path]
     frames = [HEAD.pack(len(body), kind, 0, number) + body for number in range(20)]
@@ -498,8 +502,7 @@ def test_certificate_decides_over_tls(tmp_path):
 
 
 def test_end_of_tls_ends_the_connection(tmp_path):
-    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
-    caller = Credentials(ca=own.ca)
+    own, caller = tls(tmp_path)
     with serving(credentials=own) as (servers, offer), closing(Client(offer, caller)) as client:
         client.hello()
         with suppress(OSError):  # the server only closes
@@ -522,8 +525,7 @@ def test_who_shows_no_trusted_certificate_is_cut_off(tmp_path):
 
 
 def test_token_is_asked_for_over_tls_too(tmp_path):
-    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
-    caller = Credentials(ca=own.ca)
+    own, caller = tls(tmp_path)
     with serving(credentials=replace(own, token=TRAINER)) as (_, offer), ExitStack() as stack:
         knows, guesses = (stack.enter_context(closing(Client(offer, caller))) for _ in range(2))
         knows.hello(TRAINER).send(calls.PULL_SPARSE, pull())
@@ -534,7 +536,7 @@ def test_token_is_asked_for_over_tls_too(tmp_path):
 
 def test_handshake_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "HELLO_S", 3600.0)
-    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    own, _ = tls(tmp_path)
     with serving(credentials=own) as (_, offer), closing(Client(offer)) as client:
         record = b"\x16\x03\x01\x40\x00" + bytes(2**14)  # of a client's hello of 130,000 bytes
         with suppress(OSError):
@@ -543,8 +545,7 @@ def test_handshake_has_a_bound(tmp_path, monkeypatch):
 
 
 def test_answers_over_tls_leave_small_buffers(tmp_path):
-    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
-    caller = Credentials(ca=own.ca)
+    own, caller = tls(tmp_path)
     request = pull(keys=np.arange(500_000, dtype=np.uint64))
     with serving(credentials=own) as (_, offer), ExitStack() as stack:
         clients = [stack.enter_context(closing(Client(offer, caller))).hello() for _ in range(20)]
@@ -559,10 +560,7 @@ def test_answers_over_tls_leave_small_buffers(tmp_path):
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
 def test_frames_that_only_cancel_leave_others_their_turn(tmp_path, is_secure):
-    own = caller = None
-    if is_secure:
-        own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
-        caller = Credentials(ca=own.ca)
+    own, caller = tls(tmp_path) if is_secure else (None, None)
     endless = HEAD.pack(0, CANCEL, 0, 9) * 20_000
     is_over = threading.Event()
 
@@ -605,7 +603,7 @@ def test_all_interfaces_are_those_of_grpc(server):
 
 def test_who_does_not_shake_hands_is_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "HELLO_S", 0.2)
-    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    own, _ = tls(tmp_path)
     with serving(credentials=own) as (_, offer), closing(Client(offer)) as client:
         client.socket.sendall(b"\x16\x03\x01")
         assert client.is_closed()

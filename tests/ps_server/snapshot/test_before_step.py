@@ -7,7 +7,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Gradients, SparseGrad, Values
 from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Lease, Missing, WorkerLoss
-from ctr_ps.ps_server.coordination.pushes import Consequence, PushIntake
+from ctr_ps.ps_server.coordination.pushes import PushIntake, StepOutcome
 from ctr_ps.ps_server.coordination.steps import CompleteStep
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.optimizers import plain_optimizer
@@ -53,7 +53,7 @@ def step_that_is_read_halfway(store: ParameterStore, keys: np.ndarray) -> Values
     """Takes step 1; returns what is read of version 1 when the step is applied, but not yet the version."""
     apply, read = PushIntake.step_applied, []
 
-    def read_first(pushes: PushIntake, step: CompleteStep) -> Consequence:
+    def read_first(pushes: PushIntake, step: CompleteStep) -> StepOutcome:
         try:
             read.append(rows_at(store, 1))
         except ProtocolError as error:
