@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr_ps.protos.gradients import Values
-from ctr_ps.ps_server.optimizers.row_update import Optimizer, normal, row_function
+from ctr_ps.ps_server.optimizers.row_update import Optimizer, faded, normal, row_function
 
 _RANGES = {
     "learning_rate": (0.0, 1e6),
@@ -55,7 +55,7 @@ def _update_adam(
     correction = one / (one - beta2_power)
     for j in range(dim):
         g = grad[j] * scale
-        m = normal(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
+        m = faded(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
         v = normal(hyper.beta2 * state[dim + j] + (one - hyper.beta2) * g * g)
         state[j] = m
         state[dim + j] = v
@@ -84,7 +84,7 @@ def _update_adam_row(
     squares = np.float32(0.0)
     for j in range(dim):
         g = grad[j] * scale
-        state[j] = normal(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
+        state[j] = faded(hyper.beta1 * state[j] + (one - hyper.beta1) * g)
         squares += g * g
     v = normal(hyper.beta2 * state[dim] + (one - hyper.beta2) * squares / np.float32(dim))
     beta1_power = normal(state[dim + 1] * hyper.beta1)

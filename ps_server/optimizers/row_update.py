@@ -62,6 +62,7 @@ def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:
 
 
 _TINY = np.finfo(np.float32).tiny
+_FADED = np.float32(1e-30)
 
 
 @inlined_kernel
@@ -72,6 +73,12 @@ def normal(value: np.float32) -> np.float32:
     rounded to that number. Processors take a hundred times as long for it.
     """
     return np.float32(0.0) if abs(value) < _TINY else value
+
+
+@inlined_kernel
+def faded(value: np.float32) -> np.float32:
+    """Returns a first moment, or zero below 1e-30, as its product with a learning rate would be subnormal."""
+    return np.float32(0.0) if abs(value) < _FADED else value
 
 
 @inlined_kernel

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr_ps.protos.gradients import Values
-from ctr_ps.ps_server.optimizers.row_update import Optimizer, normal, row_function
+from ctr_ps.ps_server.optimizers.row_update import Optimizer, faded, row_function
 
 
 class Sgd(NamedTuple):
@@ -60,7 +60,7 @@ def _update_momentum(
     looks_ahead = hyper.nesterov != np.float32(0.0)
     for j in range(weights.size):
         g = grad[j] * scale
-        velocity = normal(hyper.momentum * state[j] + g)
+        velocity = faded(hyper.momentum * state[j] + g)
         state[j] = velocity
         step = g + hyper.momentum * velocity if looks_ahead else velocity
         weights[j] -= hyper.learning_rate * step

@@ -31,6 +31,7 @@ Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
 
 _ONE = np.float32(1.0)
 _TINY = float(np.finfo(np.float32).tiny)
+_FADED = 1e-30
 
 
 def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, int], None]:
@@ -68,7 +69,7 @@ def _sum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.flo
 def _momentum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
     """See ps_server/optimizers/sgd.py: v = momentum * v + g."""
     g = grad * float(scale)
-    velocity = _flush(state * float(hyper.momentum) + g)
+    velocity = _flush(state * float(hyper.momentum) + g, _FADED)
     state.copy_(velocity)
     step = g + velocity * float(hyper.momentum) if hyper.nesterov else velocity
     weights -= step * float(hyper.learning_rate)
@@ -98,7 +99,8 @@ def _adam(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.fl
     rate, correction = _advanced(hyper, powers)
     first.mul_(float(hyper.beta1)).add_(g * float(_ONE - hyper.beta1))
     second.mul_(float(hyper.beta2)).add_(g * float(_ONE - hyper.beta2) * g)
-    _flush(state)
+    _flush(first, _FADED)
+    _flush(state[:, dim:])
     weights -= rate * first / (_root(second * _quotient(1.0, correction)) + float(hyper.epsilon))
 
 
@@ -110,7 +112,8 @@ def _adam_row(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: n
     squares = (g * g).sum(1, keepdim=True)
     second.mul_(float(hyper.beta2)).add_(squares * float(_ONE - hyper.beta2) / dim)
     rate, correction = _advanced(hyper, powers)
-    _flush(state)
+    _flush(first, _FADED)
+    _flush(state[:, dim:])
     weights -= rate / (_root(second / correction) + float(hyper.epsilon)) * first
 
 
@@ -122,9 +125,9 @@ def _advanced(hyper: Any, powers: Tensor) -> tuple[Tensor, Tensor]:
     return _quotient(float(hyper.learning_rate), remaining[:, :1]), remaining[:, 1:]
 
 
-def _flush(values: Tensor) -> Tensor:
-    """See `normal` of ps_server/optimizers/row_update.py; in place."""
-    return values.masked_fill_(values.abs() < _TINY, 0.0)
+def _flush(values: Tensor, limit: float = _TINY) -> Tensor:
+    """See `normal` and `faded` of ps_server/optimizers/row_update.py; in place."""
+    return values.masked_fill_(values.abs() < limit, 0.0)
 
 
 def _quotient(number: float, values: Tensor) -> Tensor:

@@ -351,3 +351,28 @@ def test_what_decays_ends_at_zero_not_among_subnormal_numbers(name: str, params:
     assert not found[(found > 0) & (found < np.finfo(np.float32).tiny)].size
     decayed = weights if name == "sgd" else state
     assert not decayed.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("adam", {"beta1": 0.5}),
+        ("adam_row", {"beta1": 0.5}),
+        ("momentum", {"learning_rate": 0.1, "momentum": 0.5}),
+    ],
+)
+def test_a_first_moment_is_zero_before_a_learning_rate_makes_it_subnormal(
+    name: str, params: dict
+) -> None:
+    optimizer = OptimizerSpec(name=name, params=params)
+    table = SparseTable(TableSpec(name="t", dim=4, initializer=UNIFORM, optimizer=optimizer))
+    keys = np.arange(3, dtype=np.uint64)
+    table.push(SparseGrad(keys, np.ones((3, 4), np.float32), 1))
+
+    moments = []
+    for _ in range(110):
+        table.push(SparseGrad(keys, np.zeros((3, 4), np.float32), 1))
+        moments.append(table.pull_states(keys)[1][:, :4])
+
+    assert (moments[90] > 1e-30).all()
+    assert not moments[-1].any()
