@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +25,29 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     attachments_of_model,
     values_of_checkpoint,
 )
+from ctr_ps.ps_worker.checkpoints.resume import Validation
 from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
 from ctr_ps.ps_worker.data.file_dataset import head_of
-from ctr_ps.ps_worker.data.files.file_split import file_splits
-from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of
-from ctr_ps.ps_worker.data.formats import splitter
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import values_of_files
 from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.sources import Source, is_source, is_table, opened
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job, streamed, values_of_job
+from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job, streamed
 from ctr_ps.ps_worker.job.model import errors_of_model, model_of
+from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
 from ctr_ps.ps_worker.training.evaluation.evaluator import Figures, figures
 
 logger = logging.getLogger(__name__)
 
-Data = Files | Sequence[Sample] | Iterable[Batch]
-"""Files; or a list of samples (label, numbers, values of slots); or batches, such as a dataset of `fleet`."""
+Data = Source | Sequence[Sample] | Iterable[Batch]
+"""Files; a DataFrame or another `Table`; a list of samples (label, numbers, values of slots); or batches,
+such as a dataset of `fleet`."""
 
 
 _SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
@@ -50,7 +55,7 @@ _SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
 _GIVEN_OTHERWISE = {
     "train": "give files to train()",
     "test": "give files to evaluate()",
-    "valid": "give files to evaluate()",
+    "valid": "give it as train(valid=...)",
     "schema": "give it as Trainer(schema=...)",
 }
 """What a job has in its section [data], and a trainer elsewhere."""
@@ -63,6 +68,7 @@ class Trained:
     examples: int  # trained on, over all epochs of the call
     loss: float  # their mean, by their weights; each was predicted before it was trained on
     seconds: float  # that it took
+    validations: Sequence[Validation] = ()  # on the data of `valid`, one after each epoch
 
 
 class Trainer(AbstractContextManager["Trainer"]):
@@ -126,58 +132,133 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._is_named = isinstance(model, str)
         self._epochs_done = 0
         self._values = SlotValues()  # of what was trained on, or loaded
-        self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), plan)
+        self._plan = plan
+        self._begin()
+
+    def _begin(self) -> None:
+        self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self._plan)
         self._close = weakref.finalize(self, self._run.close)
 
-    def train(self, data: Data, *, epochs: int | None = None) -> Trained:
+    def train(
+        self,
+        data: Data,
+        *,
+        epochs: int | None = None,
+        valid: Data | None = None,
+        metric: Metric = "log_loss",
+        patience: int = 0,
+        final_model: Literal["last", "best"] = "last",
+    ) -> Trained:
         """Trains on data with labels, from the parameters as they are; a second call is a further one.
 
-        `epochs` None is as the section `train` says, 1 without it.
+        Args:
+            data: To train on.
+            epochs: Passes over them; None: as the section `train` says, 1 without it.
+            valid: Data to evaluate on after each epoch, as `evaluate`; None: none. What follows needs them.
+            metric: The figure by which epochs are compared.
+            patience: Number of epochs in a row that are no better than the best, after which training stops;
+                0: it does not.
+            final_model: What the parameters are afterwards: those of the last epoch or of the best.
 
         Raises:
-            DataError: If no file matches, there are no rows, or data are malformed.
-            UsageError: If data are neither files, samples nor batches.
+            DataError: If no file matches, there are no rows, data are malformed, or cannot be compared.
+            UsageError: If an argument is wrong, or data are not of a kind in `Data`.
             CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
         """
         self._require_open()
+        if is_table(data):
+            from ctr_ps.ps_worker.data.columnar.tables import arrow_table
+
+            data = arrow_table(data, self.schema)  # once for all epochs
         epochs = self.job.train.epochs if epochs is None else epochs
-        if epochs < 1:
-            raise UsageError(f"epochs is {epochs}, expected at least 1")
-        if epochs > 1 and isinstance(data, Iterator):
-            raise UsageError(
-                f"data is {data!r}, which can be iterated only once, but epochs is {epochs}: give files, a "
-                "list or a dataset"
-            )
-        if self.job.data.negative_rate != 1 and not are_files(data):
-            raise self.job.error(
-                "data.negative_rate",
-                f"data.negative_rate is {self.job.data.negative_rate:g}, which selects rows while files are "
-                f"read, but train() was given {type(data).__name__}: give files, or leave it out",
-            )
+        self._check_arguments(data, epochs, valid, patience, metric, final_model)
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
             raise DataError(f"train(): data is empty: {data!r}")
-        if are_files(data):
-            self._values.merge(values_of_job(self.job, self.schema, files_of(data)))
+        if is_source(data):
+            files, format = opened(data, self.schema, format_of_job(self.job))
+            self._values.merge(values_of_files(files, self.schema, format))
         before, start = self._run.progress.counts(), time.monotonic()
         skipped = self._run.non_finite.skipped
-        try:
-            with errors_of_model(self.job):
+        rule, validations = EarlyStopping(metric=metric, patience=patience), list[Validation]()
+        with errors_of_model(self.job), TemporaryDirectory() as folder:
+            try:
                 self._run.start(self._head(data))
                 for batches in self._epochs(data, epochs):
                     self._run.train(batches)
                     self._epochs_done += 1
-        finally:  # of a dataset; those of samples are seen as they come
-            if isinstance(values := getattr(data, "slot_values", None), SlotValues):
-                self._values.merge(values)
-        self._run.progress.log()
-        after = self._run.progress.counts()
-        examples = after.examples - before.examples
-        if not examples and self._run.non_finite.skipped == skipped:
-            raise DataError("train(): data has no rows to train on")
+                    if valid is None:
+                        continue
+                    validations.append(self._validation(valid, metric))
+                    if rule.is_better(validations[-1]) and final_model == "best":
+                        self._run.save(SaveRequest(url=f"{folder}/best"))
+                    rule = rule.after(validations[-1])
+                    if rule.is_over:
+                        break
+            finally:  # of a dataset; those of samples are seen as they come
+                if isinstance(values := getattr(data, "slot_values", None), SlotValues):
+                    self._values.merge(values)
+            self._run.progress.log()
+            after = self._run.progress.counts()
+            examples = after.examples - before.examples
+            if not examples and self._run.non_finite.skipped == skipped:
+                raise DataError("train(): data has no rows to train on")
+            if final_model == "best" and rule.waits:
+                self._close()
+                self._begin()
+                self._run.load(f"{folder}/best")
         weight = after.weight - before.weight
         loss = (after.loss - before.loss) / weight if weight else float("nan")
-        return Trained(examples, loss, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        return Trained(examples, loss, seconds, validations)
+
+    def _validation(self, data: Data, metric: Metric) -> Validation:
+        found = self.evaluate(data)
+        if found[metric] is None:
+            raise DataError(
+                f"metric is {metric!r}, which the data of valid does not have: it needs rows with a click "
+                "and rows without"
+            )
+        return Validation(
+            epoch=self._epochs_done,
+            step=self._run.progress.steps,
+            auc=found["auc"],
+            log_loss=found["log_loss"],
+        )
+
+    def _check_arguments(
+        self,
+        data: Data,
+        epochs: int,
+        valid: Data | None,
+        patience: int,
+        metric: str,
+        final_model: str,
+    ) -> None:
+        if epochs < 1:
+            raise UsageError(f"epochs is {epochs}, expected at least 1")
+        for name, each in (("data", data), ("valid", valid)):
+            if epochs > 1 and isinstance(each, Iterator):
+                raise UsageError(
+                    f"{name} is {each!r}, which can be iterated only once, but epochs is {epochs}: give "
+                    "files, a list or a dataset"
+                )
+        if metric not in get_args(Metric):
+            raise UsageError(f"metric is {metric!r}, expected one of {', '.join(get_args(Metric))}")
+        if final_model not in ("last", "best"):
+            raise UsageError(f"final_model is {final_model!r}, expected 'last' or 'best'")
+        if patience < 0:
+            raise UsageError(f"patience is {patience}, expected at least 0")
+        if valid is None and (patience, metric, final_model) != (0, "log_loss", "last"):
+            raise UsageError(
+                "patience, metric and final_model need data to evaluate on: give valid="
+            )
+        if self.job.data.negative_rate != 1 and not is_source(data):
+            raise self.job.error(
+                "data.negative_rate",
+                f"data.negative_rate is {self.job.data.negative_rate:g}, which selects rows while files or "
+                f"tables are read, but train() was given {type(data).__name__}: give these, or leave it out",
+            )
 
     def evaluate(self, data: Data) -> Figures:
         """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
@@ -195,7 +276,8 @@ class Trainer(AbstractContextManager["Trainer"]):
     def predict(self, data: Data) -> NDArray[np.float32]:
         """Returns the click probability of each row, float32[n]; labels do not count, and may be missing.
 
-        Those of a model of K tasks are float32[n, K], in the order of its `tasks`.
+        Those of a model of K tasks are float32[n, K], in the order of its `tasks`. Raises DataError if a row
+        is malformed; otherwise as `train`.
         """
         self._require_open()
         tasks = tasks_of(self.model)
@@ -265,23 +347,27 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.close()
 
     def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:
-        if not are_files(data):
+        if not is_source(data):
             for _ in range(epochs):
                 yield self._batches(data, self.schema)
             return
-        parts = file_splits(splitter(self.schema, format_of_job(self.job)), files_of(data), 0, 1)
-        files = TrainingData(self.job, self.schema, parts)
+        files, format = opened(data, self.schema, format_of_job(self.job))
+        training = TrainingData(self.job, self.schema, [FileSplit(each) for each in files], format)
         for epoch in range(self._epochs_done + 1, self._epochs_done + epochs + 1):
-            files.prepare(self._run, epoch)
-            yield files.batches(epoch)
+            training.prepare(self._run, epoch)
+            yield training.batches(epoch)
 
     def _batches(
         self, data: Data, schema: Schema, *, meant: SlotValues | None = None
     ) -> Iterable[Batch]:
         """Returns the batches of data; with `meant` to predict: values mean what they did in training."""
-        if are_files(data):
-            dataset = streamed(self.job, schema)
-            dataset.set_filelist(files_of(data))
+        if is_source(data):
+            # Before training, values may mean anything.
+            known = meant if self._epochs_done or self._values.are_known else None
+            files, format = opened(data, schema, format_of_job(self.job), known)
+            limit = 0 if schema.is_for_prediction else None  # a prediction for each row
+            dataset = streamed(self.job, schema, format=format, bad_row_limit=limit)
+            dataset.set_filelist(files)
             return dataset
         if _are_samples(data):
             size, seen = self.job.train.batch_size, self._values if meant is None else None
@@ -294,17 +380,17 @@ class Trainer(AbstractContextManager["Trainer"]):
         """Returns the first rows of data that can be gone through twice."""
         if isinstance(data, Iterator):
             return ()
-        if not are_files(data) and _are_samples(data):
+        if not is_source(data) and _are_samples(data):
             return self._batches(data, self.schema)
         batches = cast("Iterable[Batch]", data)
-        return head_of(self._batches(data, self.schema) if are_files(data) else batches)
+        return head_of(self._batches(data, self.schema) if is_source(data) else batches)
 
     def _require_weights(self, data: Data) -> None:
         """Refuses samples where the schema has weights, without which other figures would come out."""
-        if self.schema.weight is not None and not are_files(data) and _are_samples(data):
+        if self.schema.weight is not None and not is_source(data) and _are_samples(data):
             raise UsageError(
                 f"the schema names {self.schema.weight!r} as the column of weights, but samples have no "
-                f"weights: give files or batches, or remove 'weight' from the schema"
+                f"weights: give files, a table or batches, or remove 'weight' from the schema"
             )
 
 
@@ -314,8 +400,8 @@ def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
 
 def _checked(data: Iterable[object]) -> Iterator[Batch]:
     expected = (
-        "expected files, a list of samples (label, numbers, values of slots), or batches, such as a dataset "
-        "of fleet"
+        "expected files, a DataFrame or another table, a list of samples (label, numbers, values of slots), "
+        "or batches, such as a dataset of fleet"
     )
     if not isinstance(data, Iterable):
         raise UsageError(f"data is {data!r}, {expected}")

@@ -48,14 +48,21 @@ def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
     return values_of_files(files, schema, format_of_job(job))
 
 
-def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:
-    """Returns a dataset without files; unless for training, it keeps the order of rows."""
+def streamed(
+    job: Job,
+    schema: Schema,
+    *,
+    format: Format | None = None,  # None: the job's
+    bad_row_limit: int | None = None,  # None: the job's
+    is_for_training: bool = False,  # else rows keep their order
+) -> QueueDataset:
+    """Returns a dataset without files."""
     data = job.data
     return QueueDataset(
         schema,
         job.train.batch_size,
-        format=format_of_job(job),
-        bad_row_limit=data.bad_row_limit,
+        format=format or format_of_job(job),
+        bad_row_limit=data.bad_row_limit if bad_row_limit is None else bad_row_limit,
         reader_num=data.reader_num if is_for_training else 1,
         shuffle_files=data.shuffle_files and is_for_training,
         seed=job.train.seed,
@@ -107,8 +114,15 @@ def _negatives(job: Job) -> NegativeSampling | None:
 class TrainingData:
     """The training data of one worker."""
 
-    def __init__(self, job: Job, schema: Schema, parts: Sequence[FileSplit]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        schema: Schema,
+        parts: Sequence[FileSplit],
+        format: Format | None = None,  # None: the job's
+    ) -> None:
         self._job, self._schema, self._parts = job, schema, parts
+        self._format = format or format_of_job(job)
         self._shuffle = job.data.shuffle
         self._is_loaded = False
         self._num_shuffles = 0
@@ -117,14 +131,14 @@ class TrainingData:
             self._dataset = InMemoryDataset(
                 schema,
                 job.train.batch_size,
-                format=format_of_job(job),
+                format=self._format,
                 bad_row_limit=job.data.bad_row_limit,
                 reader_num=job.data.reader_num,
                 seed=job.train.seed,
                 negatives=_negatives(job),
             )
         else:
-            self._dataset = streamed(job, schema, is_for_training=True)
+            self._dataset = streamed(job, schema, format=self._format, is_for_training=True)
         self._dataset.set_filelist(parts)
 
     @property
@@ -139,7 +153,7 @@ class TrainingData:
 
     def head(self) -> Iterator[Batch]:
         """Reads the first rows of this worker's files, loaded or not; see `FileDataset.head`."""
-        dataset = streamed(self._job, self._schema)
+        dataset = streamed(self._job, self._schema, format=self._format)
         dataset.set_filelist(self._parts)
         return dataset.head()
 

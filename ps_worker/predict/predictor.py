@@ -33,8 +33,8 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     schema_of_checkpoint,
     values_of_checkpoint,
 )
-from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of
 from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.sources import Source, is_source, opened
 from ctr_ps.ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
@@ -169,30 +169,31 @@ class Predictor:
         """Names of the probabilities that a model of several tasks predicts; empty for any other."""
         return self._loaded.tasks
 
-    def predict(self, data: Batch | Files) -> Values:
-        """Returns the click probabilities of a batch or of files, float32[B]; of K tasks float32[B, K].
+    def predict(self, data: Batch | Source) -> Values:
+        """Returns the click probabilities of a batch, a table or files, float32[B]; of K tasks float32[B, K].
 
         All is predicted by one model, also during a switch. The keys of a batch must come from this
-        predictor's schema; files are as those of the training, with labels or without. Raises DataError if no
-        file matches, or a row is malformed, as predictions are in the order of the rows; UsageError if data
-        are neither.
+        predictor's schema; files and tables are as those of the training, with labels or without. Raises
+        DataError if no file matches, or a row is malformed, as predictions are in the order of the rows;
+        UsageError if data are none of these.
         """
         loaded = self._loaded
         if isinstance(data, Batch):
             return loaded.predict(data)
-        if not are_files(data):
+        if not is_source(data):
             raise UsageError(
-                f"predict() was given {type(data).__name__}, expected a Batch or files; predict_samples() "
-                f"takes samples (label, numbers, values of slots)"
+                f"predict() was given {type(data).__name__}, expected a Batch, files or a table; "
+                f"predict_samples() takes samples (label, numbers, values of slots)"
             )
-        from ctr_ps.ps_worker.job.datasets import (
-            streamed,  # late: who is asked online reads no files
-        )
+        # Late: who is asked online reads no files.
+        from ctr_ps.ps_worker.job.datasets import format_of_job, streamed
 
         command = "data.pipe_command"
         require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
-        rows = streamed(loaded.job, replace(loaded.schema, is_for_prediction=True, id=None))
-        rows.set_filelist(files_of(data))
+        schema = replace(loaded.schema, is_for_prediction=True, id=None)
+        files, format = opened(data, schema, format_of_job(loaded.job), loaded.values)
+        rows = streamed(loaded.job, schema, format=format)
+        rows.set_filelist(files)
         return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])
 
     def predict_samples(self, samples: Iterable[Sample]) -> Values:

@@ -393,7 +393,7 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
         UsageError, match="data is of type ndarray and has a ndarray, expected files"
     ):
         trainer.train(np.zeros((3, 3)))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="data is 5, expected files, a list of samples"):
+    with pytest.raises(UsageError, match="data is 5, expected files, a DataFrame"):
         trainer.evaluate(5)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no row has one: use predict"):
         trainer.evaluate([(None, [1.0] * 13, ["a"] * 26)])

@@ -179,7 +179,9 @@ def test_files_are_predicted_as_the_trainer_does(
     np.testing.assert_array_equal(predictor.predict(list((data / "test").iterdir())), expected)
     with pytest.raises(DataError, match=r"no file matches 'none\.csv'"):
         predictor.predict("none.csv")
-    with pytest.raises(UsageError, match=r"given list, expected a Batch or files; predict_samples"):
+    with pytest.raises(
+        UsageError, match=r"given list, expected a Batch, files or a table; predict_samples"
+    ):
         predictor.predict([(None, [0], ["a"])])  # type: ignore[list-item]
     (tmp_path / "bad.tsv").write_text("1\tshort\n")
     with pytest.raises(BadRowError, match="bad_row_limit is 0"):

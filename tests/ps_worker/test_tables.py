@@ -1,0 +1,276 @@
+"""Tables as data from Python: the right values are those that files with the same rows give."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr_ps import Predictor, Trainer
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError
+
+SCHEMA = """
+hash_version = 1
+label = "clicked"
+dense = [{ name = "age" }, { name = "price", transform = "log1p" }]
+slots = ["user", "item", "tags"]
+"""
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    path = tmp_path_factory.mktemp("schema") / "schema.toml"
+    path.write_text(SCHEMA)
+    return Schema.load(path)
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    users = rng.integers(0, 40, ROWS)
+    price = rng.random(ROWS)
+    price[::17] = np.nan
+    return pd.DataFrame(
+        {
+            "day": pd.to_datetime("2026-11-01"),  # of no use to the schema
+            "user": users,
+            "item": pd.Categorical([f"item-{each}" for each in rng.integers(0, 25, ROWS)]),
+            "tags": [[f"t{k}" for k in range(each % 3)] for each in range(ROWS)],
+            "age": rng.integers(18, 80, ROWS).astype(np.int16),
+            "price": price,
+            "clicked": (users % 2 == 0) ^ (rng.random(ROWS) < 0.2),
+        }
+    )
+
+
+def trainer_of(schema: Schema, **changes: Any) -> Trainer:
+    sections = {"train": {"batch_size": 64, "seed": 1}, **changes}
+    return Trainer("deepfm", {"dim": 4, "hidden": [8]}, schema=schema, **sections)
+
+
+def from_pandas(frame: pd.DataFrame) -> pa.Table:
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+FORMS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "pandas": lambda frame: frame,
+    "pandas, of Arrow types": lambda frame: from_pandas(frame).to_pandas(
+        types_mapper=pd.ArrowDtype
+    ),
+    "pandas, with another index": lambda frame: frame.set_index(frame.index[::-1]),
+    "polars": lambda frame: pl.from_arrow(from_pandas(frame)),
+    "pyarrow": from_pandas,
+    "pyarrow, in chunks": lambda frame: pa.concat_tables(
+        from_pandas(frame.iloc[start : start + 100]) for start in range(0, ROWS, 100)
+    ),
+    "a stream of Arrow batches": lambda frame: from_pandas(frame).to_reader(max_chunksize=70),
+    "dict of columns": lambda frame: {name: list(frame[name]) for name in frame},
+    "dict of arrays": lambda frame: {name: frame[name].to_numpy() for name in frame},
+    "list of dicts": lambda frame: frame.to_dict("records"),
+}
+
+
+@pytest.fixture(scope="module")
+def by_file(schema: Schema, frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "rows.parquet"
+    pq.write_table(from_pandas(frame), path)
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_trains_and_predicts_as_a_file_of_its_rows(
+    form: str, schema: Schema, frame: pd.DataFrame, by_file: Path, tmp_path: Path
+) -> None:
+    ours, theirs = trainer_of(schema), trainer_of(schema)
+    assert ours.train(FORMS[form](frame), epochs=2).examples == 2 * ROWS
+    theirs.train(by_file, epochs=2)
+
+    expected = theirs.predict(by_file)
+    assert expected.std() > 0.05
+    np.testing.assert_array_equal(ours.predict(FORMS[form](frame)), expected)
+    assert ours.evaluate(FORMS[form](frame)) == theirs.evaluate(by_file)
+    predictor = Predictor.load(ours.save(tmp_path / "model"))
+    np.testing.assert_array_equal(predictor.predict(FORMS[form](frame)), expected)
+
+
+def test_rows_in_memory_are_shuffled_as_those_of_a_file(
+    schema: Schema, frame: pd.DataFrame, by_file: Path
+) -> None:
+    data = {"in_memory": True, "shuffle": "local"}
+    shuffled, ordered = trainer_of(schema, data=data), trainer_of(schema)
+    for trainer in (shuffled, ordered):
+        trainer.train(frame)
+    from_file = trainer_of(schema, data=data)
+    from_file.train(by_file)
+    np.testing.assert_array_equal(shuffled.predict(frame), from_file.predict(frame))
+    assert (shuffled.predict(frame) != ordered.predict(frame)).any()
+
+
+def test_labels_may_be_missing_in_a_table_to_predict(schema: Schema, frame: pd.DataFrame) -> None:
+    trainer = trainer_of(schema)
+    trainer.train(frame)
+    without = frame.drop(columns="clicked")
+    np.testing.assert_array_equal(trainer.predict(without), trainer.predict(frame))
+    with pytest.raises(DataError, match="the table: no column 'clicked', the label of the schema"):
+        trainer.train(without)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": None}, "the table: no column 'user', which the schema requires"),
+        ({"user": [0.5] * ROWS}, "column 'user' is of type double"),
+        ({"user": [1, "x"] * (ROWS // 2)}, "column 'user' of the table cannot be read"),
+        ({"clicked": [2] * ROWS}, "the table:row 1: the label is 2, expected 0 or 1"),
+        ({"price": [np.inf] * ROWS}, "the table:row 1: column .price. is inf"),
+    ],
+)
+def test_a_faulty_table_is_refused_and_changes_nothing(
+    change: dict[str, Any], message: str, schema: Schema, frame: pd.DataFrame
+) -> None:
+    trainer = trainer_of(schema)
+    trainer.train(frame)
+    before = trainer.predict(frame)
+    faulty = (
+        frame.assign(**change) if None not in change.values() else frame.drop(columns=[*change])
+    )
+    with pytest.raises(DataError, match=message):
+        trainer.train(faulty)
+    np.testing.assert_array_equal(trainer.predict(frame), before)
+
+
+def test_a_malformed_row_is_skipped_in_training_but_not_in_predictions(
+    schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    trainer = trainer_of(schema)
+    faulty = frame.assign(price=[np.inf, *frame["price"][1:]])
+    assert trainer.train(faulty).examples == ROWS - 1
+    assert trainer.evaluate(faulty)["test_examples"] == ROWS - 1
+    pq.write_table(from_pandas(faulty), tmp_path / "rows.parquet")
+    for data in (faulty, tmp_path / "rows.parquet"):
+        with pytest.raises(DataError, match=":row 1: column 'price' is inf"):
+            trainer.predict(data)
+
+
+def test_columns_of_several_lengths_are_no_table(schema: Schema) -> None:
+    columns = {name: [1, 0] for name in ("user", "item", "tags", "age", "price")}
+    with pytest.raises(DataError, match="the columns do not make a table"):
+        trainer_of(schema).train({**columns, "clicked": [1, 0, 1]})
+
+
+def test_numbers_mean_what_they_did_in_training(
+    schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    texts = frame.assign(user=[f"{each:02}" for each in frame["user"]])
+    trainer = trainer_of(schema)
+    trainer.train(texts)
+    predictor = Predictor.load(trainer.save(tmp_path / "texts"))
+    for predict in (trainer.predict, trainer.evaluate, predictor.predict):
+        with pytest.raises(
+            DataError, match=r"slot 'user' .*trained on text, where '7' and '07' differ"
+        ):
+            predict(frame)
+
+    keys = trainer_of(schema)
+    keys.train([(1, [20, 0.5], [7, "item-1", ["t1"]]), (0, [20, 0.5], [8, "item-2", []])])
+    with pytest.raises(DataError, match=r"slot 'user' .*trained on keys: give samples, or a Batch"):
+        keys.predict(frame)
+    with pytest.raises(DataError, match=r"slot 'user' .*trained on keys, not on hashes of text"):
+        keys.predict(texts)
+
+
+def test_an_untrained_model_predicts_any_table(schema: Schema, frame: pd.DataFrame) -> None:
+    assert trainer_of(schema).predict(frame).shape == (ROWS,)
+
+
+@pytest.fixture(scope="module")
+def split(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return frame.iloc[:400], frame.iloc[400:]
+
+
+OVERFITTING = {"optimizer": {"sparse": {"name": "adagrad", "learning_rate": 0.5}}}
+
+
+@pytest.mark.parametrize("metric", ["log_loss", "auc"])
+def test_training_stops_when_validations_get_no_better(
+    metric: str, schema: Schema, split: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    train, valid = split
+    trainer = trainer_of(schema, **OVERFITTING)
+    trained = trainer.train(train, epochs=30, valid=valid, metric=metric, patience=2)
+
+    scores = [
+        getattr(each, metric) * (1 if metric == "auc" else -1) for each in trained.validations
+    ]
+    assert [each.epoch for each in trained.validations] == [*range(1, len(scores) + 1)]
+    assert len(scores) < 30
+    assert int(np.argmax(scores)) == len(scores) - 3
+    assert trained.examples == len(scores) * len(train)
+    assert trainer.evaluate(valid)[metric] == getattr(trained.validations[-1], metric)
+
+
+def test_the_final_model_is_the_best_and_trains_on(
+    schema: Schema, split: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path
+) -> None:
+    train, valid = split
+    best, by_hand = trainer_of(schema, **OVERFITTING), trainer_of(schema, **OVERFITTING)
+    trained = best.train(train, epochs=30, valid=valid, patience=2, final_model="best")
+    by_hand.train(train, epochs=len(trained.validations) - 2)
+
+    np.testing.assert_array_equal(best.predict(valid), by_hand.predict(valid))
+    for trainer in (best, by_hand):
+        trainer.train(train)
+    np.testing.assert_array_equal(best.predict(valid), by_hand.predict(valid))
+    assert best.evaluate(valid)["log_loss"] > min(
+        each.log_loss or 9 for each in trained.validations
+    )
+
+
+def test_validations_leave_the_steps_as_they_are(
+    schema: Schema, split: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    train, valid = split
+    with_valid, without = trainer_of(schema), trainer_of(schema)
+    with_valid.train(train, epochs=3, valid=valid)
+    without.train(train, epochs=3)
+    np.testing.assert_array_equal(with_valid.predict(valid), without.predict(valid))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"patience": 1}, "need data to evaluate on: give valid="),
+        ({"final_model": "best"}, "need data to evaluate on: give valid="),
+        ({"valid": "V", "patience": -1}, "patience is -1"),
+        ({"valid": "V", "metric": "AUC"}, "metric is 'AUC', expected one of log_loss, auc"),
+        (
+            {"valid": "V", "final_model": "first"},
+            "final_model is 'first', expected 'last' or 'best'",
+        ),
+        ({"valid": "I", "epochs": 2}, "valid is .* which can be iterated only once"),
+    ],
+)
+def test_wrong_arguments_train_nothing(
+    arguments: dict[str, Any], message: str, schema: Schema, frame: pd.DataFrame
+) -> None:
+    given = {"V": frame, "I": iter([])}
+    arguments = {name: given.get(str(each), each) for name, each in arguments.items()}
+    trainer = trainer_of(schema)
+    before = trainer.predict(frame)
+    with pytest.raises(UsageError, match=message):
+        trainer.train(frame, **arguments)
+    np.testing.assert_array_equal(trainer.predict(frame), before)
+
+
+def test_auc_needs_rows_of_both_kinds(schema: Schema, frame: pd.DataFrame) -> None:
+    clicked = frame[frame["clicked"]]
+    with pytest.raises(DataError, match=r"metric is 'auc'.* rows with a click and rows without"):
+        trainer_of(schema).train(frame, valid=clicked, metric="auc")
