@@ -15,7 +15,6 @@ import typer
 
 from ctr_ps.protos.errors import RoleError
 from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
-from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import (
     GrpcDebug,
@@ -24,6 +23,7 @@ from ctr_ps.protos.runtime.options import (
     LogLevelOption,
     Metrics,
     command_app,
+    run_command,
 )
 from ctr_ps.ps_server.rpc.run import run_server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings, bytes_of_size
@@ -157,7 +157,7 @@ def run(
 
 def main() -> None:
     """Runs the command."""
-    app(arguments())
+    run_command(app)
 
 
 if __name__ == "__main__":

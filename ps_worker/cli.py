@@ -23,9 +23,15 @@ import typer
 
 from ctr_ps.protos.errors import CtrPsError, RoleError, UsageError
 from ctr_ps.protos.role import HeterRole, WorkerRole, role_from_environment
-from ctr_ps.protos.runtime.environment import arguments, keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, Metrics, command_app
+from ctr_ps.protos.runtime.options import (
+    LogFormatOption,
+    LogLevelOption,
+    Metrics,
+    command_app,
+    run_command,
+)
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job import Job, load_job
 
@@ -304,4 +310,4 @@ def _start(log_format: LogFormat | None = None, log_level: LogLevel | None = Non
 
 def main() -> None:
     """Runs the command line."""
-    app(arguments())
+    run_command(app)

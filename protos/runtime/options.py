@@ -1,9 +1,13 @@
-"""What the commands have in common: the settings of typer, and the options that several of them take."""
+"""What the commands have in common: the settings of typer, options of several, and the end of a process."""
 
-from typing import Annotated
+import logging
+import os
+import sys
+from typing import Annotated, NoReturn
 
 import typer
 
+from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel
 
 LogFormatOption = Annotated[
@@ -47,3 +51,19 @@ def command_app(help: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+
+
+def run_command(app: typer.Typer) -> NoReturn:
+    """Runs the command line, and ends the process without the half second that an interpreter takes for it.
+
+    A server whose job is over has no log any more, and a worker has left: if one is killed then, and started
+    again, it waits for the others.
+    """
+    code: object = 0
+    try:
+        app(arguments())
+    except SystemExit as end:
+        code = end.code
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
