@@ -3,12 +3,12 @@
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeGuard, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import values_of_files
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.sources import Source, is_source, is_table, opened
+from ctr_ps.ps_worker.data.sources import Source, Table, is_source, is_table, opened
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.job import Job, override_job
@@ -42,6 +42,9 @@ from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
 from ctr_ps.ps_worker.training.evaluation.evaluator import Figures, figures
+
+if TYPE_CHECKING:
+    from ctr_ps.ps_worker.extras.report.importance import Importance
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +141,34 @@ class Trainer(AbstractContextManager["Trainer"]):
     def _begin(self) -> None:
         self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self._plan)
         self._close = weakref.finalize(self, self._run.close)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Table,
+        model: str = "deepfm",
+        options: Mapping[str, Any] | None = None,
+        *,
+        label: str = "",
+        ignore: Collection[str] = (),
+        **sections: Mapping[str, Any],
+    ) -> Self:
+        """Makes a trainer for a DataFrame or another table, whose schema is proposed as by `ps-data init`.
+
+        `label` is the column of 0 and 1, by default one with a usual name; columns in `ignore` are left out.
+        Logs what each column is taken for. Raises UsageError if the label is not clear, or no column is a
+        slot, DataError if a column cannot be read; otherwise as `Trainer`.
+        """
+        # Late, as most trainers have a schema.
+        from ctr_ps.ps_worker.data.columnar.tables import arrow_table
+        from ctr_ps.ps_worker.extras.data_tools.roles import propose
+        from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
+
+        sample = sample_of_table(arrow_table(frame, ignore=ignore))
+        proposal = propose(sample, label=label, ignore=ignore)
+        for role in (*proposal.numbers, *proposal.slots, *proposal.ignored):
+            logger.info("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
+        return cls(model, options, schema=proposal.schema(), **sections)
 
     def train(
         self,
@@ -288,6 +319,27 @@ class Trainer(AbstractContextManager["Trainer"]):
         with errors_of_model(self.job):
             self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
+
+    def importance(self, data: Data, *, rows: int = 100_000) -> "Importance":
+        """Returns by how much AUC and log loss get worse when the values of a feature are permuted.
+
+        Of the first `rows` with a label; each is predicted once a feature. Raises DataError with fewer than 2
+        of them; otherwise as `train`.
+        """
+        # Late, as it is asked for seldom.
+        from ctr_ps.ps_worker.extras.report.importance import importance_of_features
+
+        self._require_open()
+        self._require_weights(data)
+        with errors_of_model(self.job):
+            return importance_of_features(
+                self._run.reader(),
+                self.model,
+                self.schema,
+                self._batches(data, self.schema, meant=self._values),
+                rows=rows,
+                batch_size=self.job.train.batch_size,
+            )
 
     def save(self, folder: str | Path) -> str:
         """Saves the model with its optimizer state, for `Predictor.load`, `ps-worker infer` and `load`.

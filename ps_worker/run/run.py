@@ -22,6 +22,7 @@ from ctr_ps.ctr_model.models.model import tasks_of
 from ctr_ps.protos.errors import AbortedError, UsageError, counted
 from ctr_ps.protos.store import (
     Numbers,
+    ParameterReader,
     ReduceOp,
     SaveRequest,
     Shrunk,
@@ -280,10 +281,8 @@ class Run(AbstractContextManager["Run"]):
         breakdown: Breakdown | None = None,
     ) -> Evaluation:
         """Predicts with the parameters of the store; see `evaluate`."""
-        self._declare()
-        self.flush()
         return evaluate(
-            self.store,
+            self.reader(),
             self._model,
             batches,
             batch_size=self._job.train.batch_size,
@@ -291,6 +290,12 @@ class Run(AbstractContextManager["Run"]):
             on_predictions=on_predictions,
             breakdown=breakdown,
         )
+
+    def reader(self) -> ParameterReader:
+        """Returns the parameters to predict with, once the store has all gradients of this worker."""
+        self._declare()
+        self.flush()
+        return self.store
 
     def flush(self) -> None:
         """Returns when the store has all gradients of this worker.

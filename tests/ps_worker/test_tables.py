@@ -14,6 +14,7 @@ import pytest
 from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
 
 SCHEMA = """
 hash_version = 1
@@ -274,3 +275,43 @@ def test_auc_needs_rows_of_both_kinds(schema: Schema, frame: pd.DataFrame) -> No
     clicked = frame[frame["clicked"]]
     with pytest.raises(DataError, match=r"metric is 'auc'.* rows with a click and rows without"):
         trainer_of(schema).train(frame, valid=clicked, metric="auc")
+
+
+def test_a_frame_proposes_its_schema(frame: pd.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    odd = frame.assign(thing=[object() for _ in range(ROWS)])
+    with pytest.raises(DataError, match="column 'thing' of the table cannot be read"):
+        Trainer.from_frame(odd, label="clicked")
+    caplog.set_level("INFO")
+    trainer = Trainer.from_frame(
+        odd, options={"dim": 4, "hidden": [8]}, ignore=["thing"], train={"batch_size": 64}
+    )
+    assert trainer.schema.label == "clicked"  # a usual name
+    assert set(trainer.schema.slots) == {"user", "item", "tags", "age"}  # of 62 values
+    assert [column.name for column in trainer.schema.dense] == ["price"]
+    assert trainer.schema.dense[0].missing_indicator
+    assert "column day: ignored" in caplog.text
+    trainer.train(odd, epochs=3)
+    assert (trainer.evaluate(odd)["auc"] or 0) > 0.6
+    with pytest.raises(UsageError, match="there is no column 'klicked', did you mean 'clicked'"):
+        Trainer.from_frame(frame, label="klicked")
+    with pytest.raises(DataError, match="no rows in the table"):
+        Trainer.from_frame(frame[:0])
+
+
+def test_a_large_frame_is_sampled_from_all_over(frame: pd.DataFrame) -> None:
+    rows = pd.concat([frame] * 400, ignore_index=True)
+    rows["number"] = np.arange(len(rows)) // 30_000 * 1.5  # 8 values, the last ones at the end
+    sample = sample_of_table(pa.Table.from_pandas(rows, preserve_index=False))
+    assert (sample.num_rows, sample.total_rows, sample.is_complete) == (200_000, 240_000, False)
+    assert len(sample.columns["number"].unique()) == 8
+
+
+def test_importance_finds_the_column_that_matters(schema: Schema, frame: pd.DataFrame) -> None:
+    trainer = trainer_of(schema, **OVERFITTING)
+    trainer.train(frame, epochs=3)
+    found = trainer.importance(frame, rows=500)
+    assert found.examples == 500
+    assert found.features[0].name == "user"
+    assert {each.name for each in found.features} == set(schema.features)
+    assert found.features[0].auc_lost > 0.1
+    assert found.auc == trainer.evaluate(frame[:500])["auc"]

@@ -1,6 +1,6 @@
 """Rows with named columns in memory: a DataFrame, an Arrow table, a dict of columns, a list of dicts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,17 @@ class TableReader(ColumnReader):
             row += len(batch)
 
 
-def arrow_table(data: Table, schema: Schema) -> pa.Table:
-    """Returns the columns that `schema` may need; of others, whose types may be any, only the names.
+def arrow_table(
+    data: Table, schema: Schema | None = None, *, ignore: Container[str] = ()
+) -> pa.Table:
+    """Returns the columns that `schema` may need, None: all but those to ignore; of others only the names.
 
     Copies nothing that Arrow can read as it is. Raises DataError if a column cannot be read.
     """
-    row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
-    wanted = {*schema.features, *row_columns, *LABEL_NAMES}
+    wanted: set[str | None] = set()
+    if schema is not None:
+        row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
+        wanted = {*schema.features, *row_columns, *LABEL_NAMES}
     if isinstance(data, list | tuple):
         names = dict.fromkeys(name for row in data for name in row)
         data = {name: [row.get(name) for row in data] for name in names}
@@ -76,7 +80,9 @@ def arrow_table(data: Table, schema: Schema) -> pa.Table:
     for name, values in data.items():
         try:
             columns[str(name)] = (
-                pa.array(values, from_pandas=True) if name in wanted else pa.nulls(len(values))
+                pa.array(values, from_pandas=True)
+                if (name in wanted if schema else name not in ignore)
+                else pa.nulls(len(values))
             )
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(f"column {name!r} of the table cannot be read: {error}") from error

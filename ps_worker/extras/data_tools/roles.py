@@ -148,9 +148,9 @@ def propose(
     names = [*sample.columns, *sample.unusable]
     for name in [*([label] if label else []), *ignore]:
         if name not in names:
-            raise UsageError(f"the files have no column {name!r}{did_you_mean(name, names)}")
+            raise UsageError(f"there is no column {name!r}{did_you_mean(name, names)}")
     if label in ignore and label:
-        raise UsageError(f"--label and --ignore both name {label!r}: it cannot be both")
+        raise UsageError(f"label and ignore both name {label!r}: it cannot be both")
     candidates = {name: array for name, array in sample.columns.items() if name not in ignore}
     chosen, no_label = None, ""
     try:
@@ -164,7 +164,7 @@ def propose(
     leaks: list[str] = []
     for name, array in sample.columns.items():
         if name in ignore:
-            roles.append(Ignored(name, "left out by --ignore"))
+            roles.append(Ignored(name, "left out by `ignore`"))
         elif chosen is not None and name == chosen.name:
             continue
         elif has_usual_name(name):

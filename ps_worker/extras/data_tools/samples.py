@@ -89,6 +89,25 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
     )
 
 
+def sample_of_table(table: pa.Table) -> Sample:
+    """Returns up to `SAMPLE_ROWS` rows of a table, from 8 places of it; raises DataError without rows."""
+    names, unusable = _common_names({"the table": table.column_names})
+    if not len(table):
+        raise DataError("no rows in the table")
+    step = -(-len(table) // _PIECES_PER_FILE)
+    size = min(step, SAMPLE_ROWS // _PIECES_PER_FILE)
+    pieces = [table.slice(start, size) for start in range(0, len(table), step)]
+    num_rows = sum(map(len, pieces))
+    return Sample(
+        columns=_joined(pieces, names),
+        unusable=unusable,
+        is_text=False,
+        num_rows=num_rows,
+        total_rows=len(table),
+        is_complete=num_rows == len(table),
+    )
+
+
 def names_of(path: str, format: str | None = None) -> list[str]:
     """Returns the names of a file's columns; raises UsageError if it has none or holds keys, or DataError."""
     _require_names(path, format)

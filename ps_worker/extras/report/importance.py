@@ -76,8 +76,7 @@ def importance_of_features(
     order = np.random.default_rng(SEED).permutation(kept.size)
     num_features = len(schema.slots) + len(schema.dense)
     logger.info(
-        "feature importance: predicting %s %d times, once for each feature and once unchanged; "
-        "--importance-rows 0 leaves it out",
+        "feature importance: predicting %s %d times, once for each feature and once unchanged",
         counted(kept.size, "row"),
         num_features + 1,
     )

@@ -130,7 +130,12 @@ def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Impo
     dataset.set_filelist(matching_files(data.test or data.valid))
     with errors_of_model(job):
         model = model_of_checkpoint(checkpoint, job, schema)
-        logger.info("feature importance of %s: %s, rows=%d", run.name, checkpoint.url, rows)
+        logger.info(
+            "importance of %s: %s, rows=%d; --importance-rows 0 leaves it out",
+            run.name,
+            checkpoint.url,
+            rows,
+        )
         return importance_of_features(
             SavedStore(SavedModel(checkpoint, maps=True)),
             model,

@@ -259,7 +259,7 @@ def test_commands_that_init_names_for_a_test_can_be_run(
     result = runner.invoke(app, ["init", "my rows.txt", *options])
 
     assert result.exit_code == 0, result.output
-    assert "left out by --ignore" in result.output
+    assert "left out by `ignore`" in result.output
     assert "none to test on, so no AUC" in result.output
     assert result.output.endswith("next: ps-worker train job.toml\n")
     (commands,) = re.findall(r"for a test: ps-data (.*), then ps-data (.*)", result.output)
