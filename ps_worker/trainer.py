@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard, cast, get_args
@@ -30,8 +30,16 @@ from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
 from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import values_of_files
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.sources import Source, Table, is_source, is_table, opened
+from ctr_ps.ps_worker.data.sources import (
+    Source,
+    Table,
+    features_only,
+    is_source,
+    is_table,
+    opened,
+)
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.job import Job, override_job
@@ -52,6 +60,11 @@ Data = Source | Sequence[Sample] | Iterable[Batch]
 """Files; a DataFrame or another `Table`; a list of samples (label, numbers, values of slots); or batches,
 such as a dataset of `fleet`."""
 
+
+_EXPECTED = (
+    "expected files, a DataFrame or another table, a list of samples (label, numbers, values of slots), "
+    "or batches, such as a dataset of fleet"
+)
 
 _SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
 
@@ -136,11 +149,14 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._epochs_done = 0
         self._values = SlotValues()  # of what was trained on, or loaded
         self._plan = plan
-        self._begin()
+        self._hold(self._new_run())
 
-    def _begin(self) -> None:
-        self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self._plan)
-        self._close = weakref.finalize(self, self._run.close)
+    def _new_run(self) -> Run:
+        return Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self._plan)
+
+    def _hold(self, run: Run) -> None:
+        self._run = run
+        self._close = weakref.finalize(self, run.close)
 
     @classmethod
     def from_frame(
@@ -197,18 +213,17 @@ class Trainer(AbstractContextManager["Trainer"]):
             CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
         """
         self._require_open()
-        if is_table(data):
-            from ctr_ps.ps_worker.data.columnar.tables import arrow_table
-
-            data = arrow_table(data, self.schema)  # once for all epochs
+        data, valid = self._in_arrow(data), self._in_arrow(valid)  # once for all epochs
         epochs = self.job.train.epochs if epochs is None else epochs
         self._check_arguments(data, epochs, valid, patience, metric, final_model)
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
             raise DataError(f"train(): data is empty: {data!r}")
-        if is_source(data):
-            files, format = opened(data, self.schema, format_of_job(self.job))
-            self._values.merge(values_of_files(files, self.schema, format))
+        if valid is not None:
+            self._require_rows(valid)
+        known = SlotValues()
+        known.merge(self._values)
+        self._values.merge(self._values_of(data))
         before, start = self._run.progress.counts(), time.monotonic()
         skipped = self._run.non_finite.skipped
         rule, validations = EarlyStopping(metric=metric, patience=patience), list[Validation]()
@@ -226,22 +241,57 @@ class Trainer(AbstractContextManager["Trainer"]):
                     rule = rule.after(validations[-1])
                     if rule.is_over:
                         break
-            finally:  # of a dataset; those of samples are seen as they come
-                if isinstance(values := getattr(data, "slot_values", None), SlotValues):
-                    self._values.merge(values)
+            finally:
+                self._values.merge(self._values_of(data))  # of a generator known by now
+                if self._run.progress.counts().examples == before.examples:
+                    self._values = known
             self._run.progress.log()
             after = self._run.progress.counts()
             examples = after.examples - before.examples
             if not examples and self._run.non_finite.skipped == skipped:
                 raise DataError("train(): data has no rows to train on")
             if final_model == "best" and rule.waits:
-                self._close()
-                self._begin()
-                self._run.load(f"{folder}/best")
+                self._go_back(f"{folder}/best")
         weight = after.weight - before.weight
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         seconds = time.monotonic() - start
         return Trained(examples, loss, seconds, validations)
+
+    def _in_arrow(self, data: Any) -> Any:
+        if not is_table(data):
+            return data
+        from ctr_ps.ps_worker.data.columnar.tables import arrow_table  # late: Arrow takes a while
+
+        return arrow_table(data, self.schema)
+
+    def _values_of(self, data: Data) -> SlotValues:
+        if is_source(data):
+            files, format = opened(data, self.schema, format_of_job(self.job))
+            return values_of_files(files, self.schema, format)
+        values = getattr(data, "slot_values", None)  # of a dataset
+        return values if isinstance(values, SlotValues) else SlotValues()
+
+    def _require_rows(self, valid: Data) -> None:
+        """Refuses what no epoch can be evaluated on, as far as its first rows tell."""
+        if is_source(valid):
+            self._dataset(valid, self.schema, None).require_rows()
+        elif not isinstance(valid, Iterable):
+            raise UsageError(f"valid is {valid!r}, {_EXPECTED}")
+        elif isinstance(valid, Sequence) and not valid:
+            raise DataError(f"valid is empty: {valid!r}")
+
+    def _go_back(self, url: str) -> None:
+        """Goes on from a checkpoint of this run in a new one, as one that has begun loads nothing."""
+        manifest, run = Checkpoint.open(url).manifest, self._new_run()
+        try:
+            run.load(url)
+            run.resume(manifest.version, manifest.workers, batches=manifest.batches)
+            run.start()
+        except BaseException:
+            run.close()
+            raise
+        self._close()
+        self._hold(run)
 
     def _validation(self, data: Data, metric: Metric) -> Validation:
         found = self.evaluate(data)
@@ -314,8 +364,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         tasks = tasks_of(self.model)
         none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
         predictions: list[NDArray[np.float32]] = [none]
-        schema = replace(self.schema, is_for_prediction=True, id=None)
-        batches = self._batches(data, schema, meant=self._values)
+        batches = self._batches(data, features_only(self.schema), meant=self._values)
         with errors_of_model(self.job):
             self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
@@ -414,19 +463,22 @@ class Trainer(AbstractContextManager["Trainer"]):
     ) -> Iterable[Batch]:
         """Returns the batches of data; with `meant` to predict: values mean what they did in training."""
         if is_source(data):
-            # Before training, values may mean anything.
-            known = meant if self._epochs_done or self._values.are_known else None
-            files, format = opened(data, schema, format_of_job(self.job), known)
-            limit = 0 if schema.is_for_prediction else None  # a prediction for each row
-            dataset = streamed(self.job, schema, format=format, bad_row_limit=limit)
-            dataset.set_filelist(files)
-            return dataset
+            return self._dataset(data, schema, meant)
         if _are_samples(data):
             size, seen = self.job.train.batch_size, self._values if meant is None else None
             return batches_of_samples(data, schema, batch_size=size, seen=seen, meant=meant)
         if isinstance(data, SampleLoader) and meant is not None:
             return data.to_predict(meant)
         return _checked(cast("Iterable[Batch]", data))
+
+    def _dataset(self, data: Source, schema: Schema, meant: SlotValues | None) -> QueueDataset:
+        # Before training, values may mean anything.
+        known = meant if self._epochs_done or self._values.are_known else None
+        files, format = opened(data, schema, format_of_job(self.job), known)
+        limit = 0 if schema.is_for_prediction else None  # a prediction for each row
+        dataset = streamed(self.job, schema, format=format, bad_row_limit=limit)
+        dataset.set_filelist(files)
+        return dataset
 
     def _head(self, data: Data) -> Iterable[Batch]:
         """Returns the first rows of data that can be gone through twice."""
@@ -451,16 +503,12 @@ def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
 
 
 def _checked(data: Iterable[object]) -> Iterator[Batch]:
-    expected = (
-        "expected files, a DataFrame or another table, a list of samples (label, numbers, values of slots), "
-        "or batches, such as a dataset of fleet"
-    )
     if not isinstance(data, Iterable):
-        raise UsageError(f"data is {data!r}, {expected}")
+        raise UsageError(f"data is {data!r}, {_EXPECTED}")
     for each in data:
         if not isinstance(each, Batch):
             raise UsageError(
-                f"data is of type {type(data).__name__} and has a {type(each).__name__}, {expected}"
+                f"data is of type {type(data).__name__} and has a {type(each).__name__}, {_EXPECTED}"
             )
         yield each
 

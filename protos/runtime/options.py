@@ -1,8 +1,9 @@
 """What the commands have in common: the settings of typer, options of several, and the end of a process."""
 
-import logging
+import atexit
 import os
 import sys
+import threading
 from typing import Annotated, NoReturn
 
 import typer
@@ -54,16 +55,20 @@ def command_app(help: str | None = None) -> typer.Typer:
 
 
 def run_command(app: typer.Typer) -> NoReturn:
-    """Runs the command line, and ends the process without the half second that an interpreter takes for it.
+    """Runs the command line, and ends the process without the half second in which an interpreter tidies up.
 
     A server whose job is over has no log any more, and a worker has left: if one is killed then, and started
     again, it waits for the others.
     """
-    code: object = 0
     try:
         app(arguments())
+        code: object = 0
     except SystemExit as end:
         code = end.code
-    logging.shutdown()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    # What an interpreter does for others first, in its order.
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))

@@ -77,7 +77,7 @@ def normal(value: np.float32) -> np.float32:
 
 @inlined_kernel
 def faded(value: np.float32) -> np.float32:
-    """Returns a first moment, or zero below 1e-30, as its product with a learning rate would be subnormal."""
+    """Returns a first moment, or zero below 1e-30: soon its product with a rate would be subnormal."""
     return np.float32(0.0) if abs(value) < _FADED else value
 
 

@@ -1,6 +1,7 @@
 """Data that a program gives: files, or a table in memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeGuard, cast
 
@@ -24,7 +25,7 @@ Source = Files | Table
 
 
 def is_table(data: object) -> TypeGuard[Table]:
-    """Whether data are rows with named columns."""
+    """Whether data may be rows with named columns."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, Mapping) for each in data)
     return isinstance(data, Mapping) or hasattr(data, "__arrow_c_stream__")
@@ -33,6 +34,13 @@ def is_table(data: object) -> TypeGuard[Table]:
 def is_source(data: object) -> TypeGuard[Source]:
     """Whether data are files or a table."""
     return are_files(data) or is_table(data)
+
+
+def features_only(schema: Schema) -> Schema:
+    """Returns the schema to predict by: where columns have names, no label or weight is read."""
+    from ctr_ps.ps_worker.data.columns import without_label  # late: Arrow takes a while
+
+    return replace(without_label(schema), other_labels=(), weight=None, id=None)
 
 
 def opened(

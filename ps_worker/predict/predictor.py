@@ -33,8 +33,9 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     schema_of_checkpoint,
     values_of_checkpoint,
 )
+from ctr_ps.ps_worker.data.files.listing import are_files
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.sources import Source, is_source, opened
+from ctr_ps.ps_worker.data.sources import Source, features_only, is_source, opened
 from ctr_ps.ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
@@ -188,9 +189,10 @@ class Predictor:
         # Late: who is asked online reads no files.
         from ctr_ps.ps_worker.job.datasets import format_of_job, streamed
 
-        command = "data.pipe_command"
-        require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
-        schema = replace(loaded.schema, is_for_prediction=True, id=None)
+        if are_files(data):
+            command = "data.pipe_command"
+            require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
+        schema = features_only(loaded.schema)
         files, format = opened(data, schema, format_of_job(loaded.job), loaded.values)
         rows = streamed(loaded.job, schema, format=format)
         rows.set_filelist(files)

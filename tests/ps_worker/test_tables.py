@@ -159,12 +159,131 @@ def test_a_malformed_row_is_skipped_in_training_but_not_in_predictions(
     for data in (faulty, tmp_path / "rows.parquet"):
         with pytest.raises(DataError, match=":row 1: column 'price' is inf"):
             trainer.predict(data)
+    in_polars = FORMS["polars"](faulty)
+    assert trainer.train(in_polars).examples == ROWS - 1
+    with pytest.raises(DataError, match=":row 1: column 'price' is inf"):
+        trainer.predict(in_polars)
 
 
-def test_columns_of_several_lengths_are_no_table(schema: Schema) -> None:
-    columns = {name: [1, 0] for name in ("user", "item", "tags", "age", "price")}
-    with pytest.raises(DataError, match="the columns do not make a table"):
-        trainer_of(schema).train({**columns, "clicked": [1, 0, 1]})
+COLUMNS = {name: [1, 0] for name in ("user", "item", "tags", "age", "price", "clicked")}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({**COLUMNS, "clicked": [1, 0, 1]}, "the columns of the table have 2 to 3 rows"),
+        ({**COLUMNS, "item": "ab"}, "column 'item' of the table is a str, expected a list"),
+        ({**COLUMNS, "other": 1}, "column 'other' of the table is a int, expected a list"),
+        ({**COLUMNS, "user": [2**64, 1]}, "column 'user' of the table cannot be read"),
+        (pl.Series([1]), "the Series is no table that can be read"),
+        (pd.Series([1]), "the Series is no table that can be read"),
+        (
+            pa.Table.from_arrays([pa.array([1])] * 2, names=["user", "user"]),
+            "column 'user' occurs twice in the table",
+        ),
+        (
+            pd.DataFrame([[1, 2]], columns=["user", "user"]),
+            "column 'user' occurs twice in the table",
+        ),
+        (
+            pl.DataFrame({**COLUMNS, "item": pl.Series([object(), 1], dtype=pl.Object)}),
+            "column 'item' of the table has fixed_size_binary",
+        ),
+    ],
+)
+def test_what_is_no_table_of_values_is_refused(data: Any, message: str, schema: Schema) -> None:
+    for method in (trainer_of(schema).train, trainer_of(schema).predict):
+        with pytest.raises(DataError, match=message):
+            method(data)
+
+
+def test_a_frame_without_a_header_has_numbers_as_names() -> None:
+    numbered = Schema(dense=(), slots=("1", "2"), label="0")
+    frame = pd.DataFrame([[1, 7, 8], [0, 9, 8]] * 50)
+    trainer = Trainer("lr", schema=numbered, optimizer={"sparse": {"learning_rate": 0.5}})
+    trainer.train(frame, epochs=5)
+    clicked, other = trainer.predict(frame[:2])
+    assert clicked > other + 0.2
+
+
+@pytest.mark.parametrize("form", ["pandas", "polars"])
+def test_values_may_be_missing_in_all_rows(
+    form: str, schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    trainer = trainer_of(schema)
+    trainer.train(frame)
+    row = {"user": 3, "item": None, "tags": [], "age": 20.0, "price": None}
+    expected = trainer.predict([(None, [20.0, None], ["3", "", []])])
+    table = FORMS[form](pd.DataFrame([row])) if form == "pandas" else pl.DataFrame([row])
+    np.testing.assert_array_equal(trainer.predict(table), expected)
+    np.testing.assert_array_equal(trainer.predict([row]), expected)
+    assert (
+        trainer.predict(
+            {**row, "user": [3], "item": [None], "tags": [[]], "age": [20.0], "price": [None]}
+        )
+        == expected
+    )
+
+
+def test_whole_numbers_from_2_to_63_are_values_too(schema: Schema, frame: pd.DataFrame) -> None:
+    trainer = trainer_of(schema)
+    large = frame.assign(user=frame["user"].to_numpy().astype(np.uint64) + np.uint64(2**63))
+    trainer.train(large)
+    np.testing.assert_array_equal(trainer.predict(large.to_dict("records")), trainer.predict(large))
+
+
+@pytest.mark.parametrize("label", [None, np.nan, 7, "later"])
+def test_labels_do_not_count_in_predictions(
+    label: object, schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    trainer = trainer_of(schema)
+    trainer.train(frame)
+    expected, other = trainer.predict(frame), frame.assign(clicked=label)
+    predictor = Predictor.load(trainer.save(tmp_path / "model"))
+    pq.write_table(from_pandas(other), tmp_path / "rows.parquet")
+    for data in (other, tmp_path / "rows.parquet"):
+        np.testing.assert_array_equal(trainer.predict(data), expected)
+        np.testing.assert_array_equal(predictor.predict(data), expected)
+
+
+def test_what_was_refused_does_not_count_as_trained_on(schema: Schema, frame: pd.DataFrame) -> None:
+    trainer = trainer_of(schema)
+    keys = [(1, [20, 0.5], [7, "item-1", ["t1"]]), (0, [20, 0.5], [8, "item-2", []])]
+    trainer.train(keys)
+    before = trainer.predict(keys)
+    with pytest.raises(DataError, match="no column 'clicked'"):
+        trainer.train(frame.drop(columns="clicked"))
+    np.testing.assert_array_equal(trainer.predict(keys), before)
+
+
+@pytest.mark.parametrize(
+    ("valid", "error"),
+    [("no column", DataError), ("no file", DataError), (5, UsageError), ([], DataError)],
+)
+def test_an_impossible_valid_is_refused_before_training(
+    valid: Any, error: type[Exception], schema: Schema, frame: pd.DataFrame
+) -> None:
+    trainer = trainer_of(schema)
+    before = trainer.predict(frame)
+    data = {"no column": frame.drop(columns="user"), "no file": "/none/*.csv"}.get(
+        str(valid), valid
+    )
+    with pytest.raises(error):
+        trainer.train(frame, valid=data)
+    np.testing.assert_array_equal(trainer.predict(frame), before)
+
+
+def test_a_model_trained_by_a_command_predicts_tables_without_consent(
+    schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text("2 20 0.5 1 7 1 8 1 9 1 1\n" * 20)
+    data = {"pipe_command": "cat", "values": "text"}
+    trainer = trainer_of(schema, data=data)
+    trainer.train(path)
+    model = trainer.save(tmp_path / "model")
+    texts = {"user": ["7"], "item": ["8"], "tags": [["9"]], "age": [20.0], "price": [0.5]}
+    np.testing.assert_array_equal(Predictor.load(model).predict(texts), trainer.predict(texts))
 
 
 def test_numbers_mean_what_they_did_in_training(
@@ -182,7 +301,7 @@ def test_numbers_mean_what_they_did_in_training(
 
     keys = trainer_of(schema)
     keys.train([(1, [20, 0.5], [7, "item-1", ["t1"]]), (0, [20, 0.5], [8, "item-2", []])])
-    with pytest.raises(DataError, match=r"slot 'user' .*trained on keys: give samples, or a Batch"):
+    with pytest.raises(DataError, match=r"slot 'user' .*trained on keys: give samples, a Batch"):
         keys.predict(frame)
     with pytest.raises(DataError, match=r"slot 'user' .*trained on keys, not on hashes of text"):
         keys.predict(texts)

@@ -24,6 +24,7 @@ _LARGE_TEXTS = frozenset({pa.lib.Type_LARGE_STRING, pa.lib.Type_LARGE_BINARY})
 _VIEWS = frozenset(
     {pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW, pa.lib.Type_FIXED_SIZE_BINARY}
 )
+_PLAIN_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 _TEXTS = _LARGE_TEXTS | _VIEWS | {pa.lib.Type_STRING, pa.lib.Type_BINARY}
 # The null type, of a column without any value, is read like an integer.
 _INTEGERS = frozenset(
@@ -80,6 +81,17 @@ def is_list_type(kind: pa.DataType) -> bool:
 def is_text_type(kind: pa.DataType) -> bool:
     """Whether values of this type are text or bytes."""
     return kind.id in _TEXTS
+
+
+def without_views(array: pa.Array) -> pa.Array:
+    """Returns text and bytes as Arrow's functions take them: most do not take views, which polars writes."""
+    kind = array.type
+    if pa.types.is_dictionary(kind) and kind.value_type in _PLAIN_VIEWS:
+        values = array.dictionary.cast(_PLAIN_VIEWS[kind.value_type])
+        return pa.DictionaryArray.from_arrays(array.indices, values)
+    if is_list_type(kind) and kind.value_type in _PLAIN_VIEWS:
+        return array.cast(pa.large_list(_PLAIN_VIEWS[kind.value_type]))
+    return array.cast(_PLAIN_VIEWS[kind]) if kind in _PLAIN_VIEWS else array
 
 
 def numbers(array: pa.Array) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     ready_keys,
     slot_keys,
     texts,
+    without_views,
     written,
 )
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -99,6 +100,9 @@ class Decoder:
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
         """Returns the good rows of `batch`, at positions `offsets` int64[N], and counts malformed ones."""
+        batch = pa.RecordBatch.from_arrays(
+            [without_views(column) for column in batch.columns], names=batch.schema.names
+        )
         named = {
             key: _READ[key](batch.column(name)) for key, name in self._columns.row_columns.items()
         }

@@ -1,6 +1,6 @@
 """Rows with named columns in memory: a DataFrame, an Arrow table, a dict of columns, a list of dicts."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -68,28 +68,59 @@ def arrow_table(
     if schema is not None:
         row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
         wanted = {*schema.features, *row_columns, *LABEL_NAMES}
+    names: list[str] = []
+    arrays: list[pa.Array | pa.ChunkedArray] = []
+    columns, metadata = _columns_of(data)
+    for each, values in columns:
+        name = str(each)  # of a frame without a header a number
+        if isinstance(values, str | bytes | Set) or not hasattr(values, "__len__"):
+            raise DataError(
+                f"column {name!r} of the table is a {type(values).__name__}, expected a list of values; "
+                "for one row give a list of one dict"
+            )
+        is_read = name not in ignore if schema is None else name in wanted
+        if is_read and name in names:
+            raise DataError(f"column {name!r} occurs twice in the table, expected once")
+        names.append(name)
+        arrays.append(_array(name, values) if is_read else pa.nulls(len(values)))
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) > 1:
+        raise DataError(f"the columns of the table have {lengths[0]} to {lengths[-1]} rows")
+    return pa.Table.from_arrays(arrays, names=names).replace_schema_metadata(metadata)
+
+
+def _columns_of(data: Table) -> tuple[Iterable[tuple[object, Any]], Mapping[bytes, bytes] | None]:
+    """Returns the columns by name, and Arrow's metadata."""
+    frame: Any = data
     if isinstance(data, list | tuple):
         names = dict.fromkeys(name for row in data for name in row)
-        data = {name: [row.get(name) for row in data] for name in names}
-    elif hasattr(data, "iloc"):  # pandas: a column may hold any objects
-        frame: Any = data
-        data = {name: frame.iloc[:, index] for index, name in enumerate(frame.columns)}
-    if not isinstance(data, Mapping):
-        return pa.table(data)
-    columns: dict[str, Any] = {}
-    for name, values in data.items():
-        try:
-            columns[str(name)] = (
-                pa.array(values, from_pandas=True)
-                if (name in wanted if schema else name not in ignore)
-                else pa.nulls(len(values))
-            )
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise DataError(f"column {name!r} of the table cannot be read: {error}") from error
+        return [(name, [row.get(name) for row in data]) for name in names], None
+    if isinstance(data, Mapping):
+        return data.items(), None
+    if hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas: any objects, any names
+        return [(name, frame.iloc[:, index]) for index, name in enumerate(frame.columns)], None
     try:
-        return pa.table(columns)
-    except pa.ArrowInvalid as error:  # of several lengths
-        raise DataError(f"the columns do not make a table: {error}") from error
+        table = pa.table(frame)
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the {type(data).__name__} is no table that can be read: {error}"
+        ) from error
+    return zip(table.column_names, table.columns, strict=True), table.schema.metadata
+
+
+def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
+    kind: Any = getattr(values, "type", None)
+    if isinstance(kind, pa.DataType):
+        if pa.types.is_fixed_size_binary(kind):
+            raise DataError(f"column {name!r} of the table has {kind}: write it as text or bytes")
+        return values
+    try:
+        try:
+            return pa.array(values, from_pandas=True)
+        except OverflowError:  # numbers from 2^63 on
+            return pa.array(values, pa.uint64(), from_pandas=True)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} of the table cannot be read: {error}") from error
 
 
 def require_meaning(fields: pa.Schema, slots: Sequence[str], meant: SlotValues) -> None:
@@ -102,11 +133,14 @@ def require_meaning(fields: pa.Schema, slots: Sequence[str], meant: SlotValues) 
             kind = kind.value_type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
+        if pa.types.is_null(kind):
+            continue  # values that are missing
         if is_text_type(kind):
             fault = meaning.text_fault
         elif is_number_type(kind) and meaning.whole_number != "digits":
             fault = meaning.number_fault or (
-                "but the model was trained on keys: give samples, or a Batch of keys"
+                "but the model was trained on keys: give samples, a Batch of keys, or a file of keys "
+                "as Arrow reads it"
             )
         if fault:
             raise DataError(f"slot {slot!r} of the table is a column of {kind}, {fault}")
