@@ -1,5 +1,7 @@
 """Tables as data from Python: the right values are those that files with the same rows give."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ import pytest
 from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
+from ctr_ps.ps_worker.data.columnar.tables import TableReader
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
 
 SCHEMA = """
@@ -307,6 +312,64 @@ def test_numbers_mean_what_they_did_in_training(
         keys.predict(texts)
 
 
+@pytest.mark.parametrize("kind", ["plain", "dictionary", "list"])
+def test_numbers_mean_what_they_did_whatever_holds_them(
+    kind: str, schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    def table(of: type) -> pa.Table:
+        values = pa.array([of(each) for each in frame["user"]])
+        if kind == "dictionary":
+            values = values.dictionary_encode()
+        elif kind == "list":
+            values = pa.array([[each] for each in values.to_pylist()])
+        return from_pandas(frame.drop(columns="user")).append_column("user", values)
+
+    trainer = trainer_of(schema)
+    trainer.train(table(str))
+    loaded = trainer_of(schema)
+    loaded.load(trainer.save(tmp_path / "texts"))
+    for each in (trainer, loaded):
+        np.testing.assert_array_equal(each.predict(table(str)), trainer.predict(table(str)))
+        with pytest.raises(DataError, match=r"slot 'user' .*trained on text"):
+            each.predict(table(int))
+
+
+def test_a_table_is_read_from_an_offset_and_says_which_row_is_bad(
+    schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    rows = from_pandas(pd.concat([frame] * 10, ignore_index=True).assign(price=1.0))
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    bad_rows = BadRows(0)
+    ours = TableReader(rows, schema, bad_rows)
+    theirs = ParquetReader(schema, bad_rows)
+    (split,) = theirs.splits(str(tmp_path / "rows.parquet"), 1)
+    for offset in (None, 0, 1, 4097, ROWS * 10 - 1):
+        found = []
+        for reader in (ours, theirs):
+            parts = list(reader.columns(split, offset))
+            offsets = np.concatenate([part.offsets for part in parts])
+            labels = np.concatenate([part.row_columns["labels"] for part in parts])
+            found.append((offsets, labels))
+        np.testing.assert_array_equal(*found)
+        assert found[0][0][0] == (offset or 0)
+
+    faulty = rows.to_pandas()
+    faulty.loc[5000, "price"] = np.inf
+    with pytest.raises(DataError, match=":row 5001: column 'price' is inf"):
+        trainer_of(schema).predict(faulty)
+
+
+def test_calls_shuffle_as_the_epochs_of_one(schema: Schema, frame: pd.DataFrame) -> None:
+    data = {"in_memory": True, "shuffle": "local"}
+    twice, once, repeated = (trainer_of(schema, data=data) for _ in range(3))
+    twice.train(frame)
+    twice.train(frame)
+    once.train(frame, epochs=2)
+    np.testing.assert_array_equal(twice.predict(frame), once.predict(frame))
+    repeated.train(frame)
+    assert (repeated.predict(frame) != once.predict(frame)).any()
+
+
 def test_an_untrained_model_predicts_any_table(schema: Schema, frame: pd.DataFrame) -> None:
     assert trainer_of(schema).predict(frame).shape == (ROWS,)
 
@@ -342,7 +405,10 @@ def test_the_final_model_is_the_best_and_trains_on(
 ) -> None:
     train, valid = split
     best, by_hand = trainer_of(schema, **OVERFITTING), trainer_of(schema, **OVERFITTING)
+    store = weakref.ref(best._run.store)
     trained = best.train(train, epochs=30, valid=valid, patience=2, final_model="best")
+    gc.collect()
+    assert store() is None  # that of the last epoch
     by_hand.train(train, epochs=len(trained.validations) - 2)
 
     np.testing.assert_array_equal(best.predict(valid), by_hand.predict(valid))
