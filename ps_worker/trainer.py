@@ -252,6 +252,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 raise DataError("train(): data has no rows to train on")
             if final_model == "best" and rule.waits:
                 self._go_back(f"{folder}/best")
+                self._epochs_done -= rule.waits
         weight = after.weight - before.weight
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         seconds = time.monotonic() - start

@@ -308,8 +308,11 @@ def test_numbers_mean_what_they_did_in_training(
     keys.train([(1, [20, 0.5], [7, "item-1", ["t1"]]), (0, [20, 0.5], [8, "item-2", []])])
     with pytest.raises(DataError, match=r"slot 'user' .*trained on keys: give samples, a Batch"):
         keys.predict(frame)
-    with pytest.raises(DataError, match=r"slot 'user' .*trained on keys, not on hashes of text"):
-        keys.predict(texts)
+    for each in (texts, texts.astype({"user": "category"})):
+        with pytest.raises(
+            DataError, match=r"slot 'user' .*trained on keys, not on hashes of text"
+        ):
+            keys.predict(each)
 
 
 @pytest.mark.parametrize("kind", ["plain", "dictionary", "list"])
@@ -415,9 +418,11 @@ def test_the_final_model_is_the_best_and_trains_on(
     for trainer in (best, by_hand):
         trainer.train(train)
     np.testing.assert_array_equal(best.predict(valid), by_hand.predict(valid))
-    assert best.evaluate(valid)["log_loss"] > min(
-        each.log_loss or 9 for each in trained.validations
-    )
+    again = [each.train(train, valid=valid).validations for each in (best, by_hand)]
+    assert again[0] == again[1]  # epochs and steps, too
+    assert again[0][0].log_loss > min(each.log_loss or 9 for each in trained.validations)
+    with pytest.raises(UsageError, match="training has begun"):
+        best.load(best.save(tmp_path / "model"))
 
 
 def test_validations_leave_the_steps_as_they_are(
