@@ -57,6 +57,17 @@ class Client:
     def close(self) -> None:
         self.socket.close()
 
+    def reset(self) -> None:
+        """Closes it so that the server can send nothing more."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def drip(self, data: bytes, seconds: float) -> None:
+        """Sends a byte now and then."""
+        for i in range(len(data)):
+            self.socket.sendall(data[i : i + 1])
+            time.sleep(seconds / len(data))
+
     def hello(self, token: str = "", key: int | None = None) -> "Client":
         metadata = metadata_of_token(token) if token else ()
         self.socket.sendall(hello_of(self._offer.key if key is None else key, metadata))
@@ -127,6 +138,18 @@ def tls(folder: Path) -> tuple[Credentials, Credentials]:
     """Returns those of a server with TLS, and of a caller that trusts it."""
     own = CertificateAuthority(folder).credentials("server", mutual=False)
     return own, Credentials(ca=own.ca)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One frame of `half_of_the_room` leaves none for another."""
+    monkeypatch.setattr(stream, "MAX_INCOMPLETE_BYTES", 1000)
+
+
+def half_of_the_room(number: int = 1) -> bytes:
+    body = calls.PULL_SPARSE.request.encode(pull(keys=np.arange(80, dtype=np.uint64)))
+    assert 500 < len(body) < 1000
+    return HEAD.pack(len(body), KINDS[calls.PULL_SPARSE.path], 0, number) + body
 
 
 def num_ended(servers: Cluster, call: str, status: str) -> int:
@@ -208,6 +231,19 @@ def test_call_that_waits_lets_others_pass_and_can_be_cancelled(connect, server):
     assert num_ended(server, "PullSparse", "CANCELLED") == 1
 
 
+def test_cancelled_call_leaves_no_exception_behind(connect, server, caplog):
+    client = connect().hello()
+    client.send(calls.PULL_SPARSE, pull(at=1))
+    client.socket.sendall(HEAD.pack(0, CANCEL, 0, 1))
+    wait_until(lambda: num_ended(server, "PullSparse", "CANCELLED") == 1)
+    client.send(calls.PULL_SPARSE, pull(), number=2)
+    assert client.answer()[:2] == (2, 0)
+
+    gc.collect()  # then asyncio tells of what nobody asked for
+
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     "beginning",
     [
@@ -230,6 +266,17 @@ def test_who_says_nothing_is_cut_off(monkeypatch, connect, caplog):
     client = connect()
     assert client.is_closed()
     assert "no hello came" in caplog.text
+
+
+def test_who_has_said_hello_may_be_silent(monkeypatch, connect):
+    monkeypatch.setattr(stream, "HELLO_S", 0.4)
+    client = connect().hello()
+    client.socket.settimeout(1.2)
+    with pytest.raises(TimeoutError):
+        client.is_closed()
+
+    client.send(calls.PULL_SPARSE, pull())
+    assert client.answer()[:2] == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -311,16 +358,20 @@ def test_request_that_does_not_go_on_ends_the_connection(monkeypatch, max_calls,
         assert client.is_closed()
 
 
-def test_requests_that_are_not_complete_have_a_bound_together(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_INCOMPLETE_BYTES", 1000)
+def test_slow_request_that_goes_on_is_answered(monkeypatch):
+    monkeypatch.setattr(stream, "HELLO_S", 0.3)
+    with serving() as (_, offer), closing(Client(offer)) as client:
+        client.hello().drip(half_of_the_room(), 1.2)
+        assert client.answer()[:2] == (1, 0)
+
+
+def test_requests_that_are_not_complete_have_a_bound_together(little_room):
     with (
         serving() as (_, offer),
         closing(Client(offer)) as first,
         closing(Client(offer)) as second,
     ):
-        body = calls.PULL_SPARSE.request.encode(pull(keys=np.arange(80, dtype=np.uint64)))
-        assert 500 < len(body) < 1000
-        frame = HEAD.pack(len(body), KINDS[calls.PULL_SPARSE.path], 0, 1) + body
+        frame = half_of_the_room()
         first.hello().socket.sendall(frame[:-1])
         second.hello().socket.sendall(frame)
         second.socket.settimeout(0.5)
@@ -334,16 +385,14 @@ def test_requests_that_are_not_complete_have_a_bound_together(monkeypatch):
         assert second.answer()[:2] == (1, 0)
 
 
-def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhile(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_INCOMPLETE_BYTES", 1000)
+def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhile(little_room):
     with (
-        serving() as (_, offer),
+        serving() as (servers, offer),
         closing(Client(offer)) as first,
         closing(Client(offer)) as second,
         closing(Client(offer)) as third,
     ):
-        body = calls.PULL_SPARSE.request.encode(pull(keys=np.arange(80, dtype=np.uint64)))
-        frame = HEAD.pack(len(body), KINDS[calls.PULL_SPARSE.path], 0, 2) + body
+        frame = half_of_the_room(2)
         second.hello().send(calls.PULL_SPARSE, pull(at=1))
         third.hello().send(calls.PULL_SPARSE, pull())  # so that the call before has begun
         assert third.answer()[:2] == (1, 0)
@@ -351,6 +400,7 @@ def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhil
         third.send(calls.PULL_SPARSE, pull())
         assert third.answer()[:2] == (1, 0)
         second.socket.sendall(frame)
+        wait_until(lambda: servers.servers[0]._stream.when_room)
 
         third.send(calls.PUSH_GRAD, replace(push(), at=0))
         assert third.answer()[:2] == (1, 0)
@@ -358,6 +408,52 @@ def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhil
         first.socket.sendall(frame[-1:])
 
         assert first.answer()[:2] == second.answer()[:2] == (2, 0)
+
+
+def test_request_that_waits_for_room_has_not_stalled(monkeypatch, little_room):
+    monkeypatch.setattr(stream, "HELLO_S", 0.4)
+    with (
+        serving() as (servers, offer),
+        closing(Client(offer)) as first,
+        closing(Client(offer)) as second,
+    ):
+        frame = half_of_the_room()
+        first.hello().socket.sendall(frame[:-20])
+        wait_until(lambda: servers.servers[0]._stream._incomplete_bytes)
+        second.hello().socket.sendall(frame)
+        first.drip(frame[-20:], 1.5)
+        assert first.answer()[:2] == second.answer()[:2] == (1, 0)
+
+
+def test_room_of_a_request_that_is_broken_off_is_free_again(little_room, connect, server):
+    first, second = connect().hello(), connect().hello()
+    first.socket.sendall(half_of_the_room()[:-1])
+    wait_until(lambda: server.servers[0]._stream._incomplete_bytes)
+
+    first.close()
+
+    second.socket.sendall(half_of_the_room())
+    assert second.answer()[:2] == (1, 0)
+
+
+def test_request_that_waited_for_room_in_vain_holds_up_no_other(little_room, connect, server):
+    port = server.servers[0]._stream
+    first, gone, other = (connect().hello() for _ in range(3))
+    first.socket.sendall(half_of_the_room()[:-1])
+    wait_until(lambda: port._incomplete_bytes)
+    gone.send(calls.PULL_SPARSE, pull(at=1), number=2)
+    for number, client in enumerate((gone, other), start=1):
+        client.socket.sendall(half_of_the_room())
+        wait_until(lambda least=number: len(port.when_room) == least)
+
+    gone.reset()  # which the server sees when it answers
+    with grpc.insecure_channel(server.endpoints[0]) as channel:
+        push_grad = channel.unary_unary(calls.PUSH_GRAD.path)
+        push_grad(calls.PUSH_GRAD.request.encode(replace(push(), at=0)))
+    wait_until(lambda: len(port._connections) == 2)
+    first.socket.sendall(half_of_the_room()[-1:])
+
+    assert first.answer()[:2] == other.answer()[:2] == (1, 0)
 
 
 def test_caller_without_access_is_refused_before_its_request_takes_memory(tmp_path):
@@ -450,8 +546,7 @@ def test_request_that_is_broken_off_keeps_no_memory(is_reset):
                     head = HEAD.pack(MAX_MESSAGE_BYTES, KINDS[calls.PUSH_GRAD.path], 0, 1)
                     client.hello().socket.sendall(head + bytes(2**16))
                     if is_reset:
-                        linger = struct.pack("ii", 1, 0)
-                        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                        client.reset()
                 wait_until(lambda: not port._connections)
             assert resident_bytes() - before < 6 * MAX_MESSAGE_BYTES
         finally:
@@ -475,6 +570,20 @@ def test_server_that_ends_answers_what_it_has_begun(server, connect):
     server.stop_server(0)
 
     assert client.is_closed()
+
+
+def test_server_that_ends_answers_a_call_that_waits_within_its_grace(server, connect):
+    port = server.servers[0]._stream
+    client, other = connect().hello(), connect().hello()
+    client.send(calls.PULL_SPARSE, pull(at=1))
+    wait_until(lambda: port.tasks)
+
+    stopping = asyncio.run_coroutine_threadsafe(port.stop(LIMIT_S), server._loop._loop)
+    wait_until(lambda: port._listener is None)
+    other.send(calls.PUSH_GRAD, replace(push(), at=0))
+
+    assert client.answer()[:2] == (1, 0)
+    stopping.result(LIMIT_S)
 
 
 def test_certificate_decides_over_tls(tmp_path):

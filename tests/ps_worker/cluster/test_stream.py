@@ -157,6 +157,19 @@ def test_deadline_ends_a_call_here_and_at_the_server(servers):
         assert sum(durations["CANCELLED"].counts) == 1
 
 
+def test_deadline_passes_while_others_are_answered(servers):
+    deadlines = Deadlines(rpc_s=0.4, wait_s=0.0)
+    with transport_to(servers, deadlines=deadlines) as (transport, channel):
+        open_stream(channel)
+        late = transport.call(0, calls.PULL_SPARSE, pull(at=1))
+        until = time.monotonic() + 5.0
+        while not late.wait(0.0):
+            transport.call(0, calls.PULL_SPARSE, pull()).result()
+            assert time.monotonic() < until
+        with pytest.raises(TransportError, match="DEADLINE_EXCEEDED"):
+            late.result()
+
+
 def test_calls_on_their_way_end_with_the_transport_and_so_does_its_thread(servers):
     before = threading.active_count()
     with transport_to(servers) as (transport, channel):
