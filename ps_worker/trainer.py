@@ -36,8 +36,8 @@ from ctr_ps.ps_worker.data.sources import (
     Source,
     Table,
     features_only,
+    in_arrow,
     is_source,
-    is_table,
     opened,
 )
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
@@ -172,18 +172,24 @@ class Trainer(AbstractContextManager["Trainer"]):
         """Makes a trainer for a DataFrame or another table, whose schema is proposed as by `ps-data init`.
 
         `label` is the column of 0 and 1, by default one with a usual name; columns in `ignore` are left out.
-        Logs what each column is taken for. Raises UsageError if the label is not clear, or no column is a
-        slot, DataError if a column cannot be read; otherwise as `Trainer`.
+        Logs what each column is taken for, as a warning if it is ignored. Rows are shuffled before each
+        epoch, unless a section `data` is given. Raises UsageError if the label is not clear, or no column is
+        a slot, DataError if a column cannot be read; otherwise as `Trainer`.
         """
         # Late, as most trainers have a schema.
         from ctr_ps.ps_worker.data.columnar.tables import arrow_table
         from ctr_ps.ps_worker.extras.data_tools.roles import propose
         from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
 
+        if isinstance(ignore, str):
+            raise UsageError(f"ignore is {ignore!r}, expected a list of names")
         sample = sample_of_table(arrow_table(frame, ignore=ignore))
         proposal = propose(sample, label=label, ignore=ignore)
-        for role in (*proposal.numbers, *proposal.slots, *proposal.ignored):
+        for role in (*proposal.numbers, *proposal.slots):
             logger.info("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
+        for role in proposal.ignored:
+            logger.warning("column %s is ignored: %s", role.name, role.why)
+        sections = {"data": {"in_memory": True, "shuffle": "local"}, **sections}
         return cls(model, options, schema=proposal.schema(), **sections)
 
     def train(
@@ -213,7 +219,8 @@ class Trainer(AbstractContextManager["Trainer"]):
             CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
         """
         self._require_open()
-        data, valid = self._in_arrow(data), self._in_arrow(valid)  # once for all epochs
+        # Once for all epochs.
+        data, valid = in_arrow(data, self.schema), in_arrow(valid, self.schema)
         epochs = self.job.train.epochs if epochs is None else epochs
         self._check_arguments(data, epochs, valid, patience, metric, final_model)
         self._require_weights(data)
@@ -258,13 +265,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         seconds = time.monotonic() - start
         return Trained(examples, loss, seconds, validations)
 
-    def _in_arrow(self, data: Any) -> Any:
-        if not is_table(data):
-            return data
-        from ctr_ps.ps_worker.data.columnar.tables import arrow_table  # late: Arrow takes a while
-
-        return arrow_table(data, self.schema)
-
     def _values_of(self, data: Data) -> SlotValues:
         if is_source(data):
             files, format = opened(data, self.schema, format_of_job(self.job))
@@ -301,6 +301,12 @@ class Trainer(AbstractContextManager["Trainer"]):
                 f"metric is {metric!r}, which the data of valid does not have: it needs rows with a click "
                 "and rows without"
             )
+        logger.info(
+            "validation epoch=%d auc=%s log_loss=%s",
+            self._epochs_done,
+            found["auc"],
+            found["log_loss"],
+        )
         return Validation(
             epoch=self._epochs_done,
             step=self._run.progress.steps,
@@ -362,10 +368,13 @@ class Trainer(AbstractContextManager["Trainer"]):
         is malformed; otherwise as `train`.
         """
         self._require_open()
-        tasks = tasks_of(self.model)
+        schema, tasks = features_only(self.schema), tasks_of(self.model)
+        data = in_arrow(data, schema)
         none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
+        if getattr(data, "num_rows", None) == 0:  # a table, which may be empty
+            return none
         predictions: list[NDArray[np.float32]] = [none]
-        batches = self._batches(data, features_only(self.schema), meant=self._values)
+        batches = self._batches(data, schema, meant=self._values)
         with errors_of_model(self.job):
             self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)

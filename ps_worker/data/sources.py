@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of
@@ -36,6 +36,15 @@ def is_source(data: object) -> TypeGuard[Source]:
     return are_files(data) or is_table(data)
 
 
+def in_arrow(data: Any, schema: Schema) -> Any:
+    """Returns a table as one of Arrow's, all else as it is. Raises DataError if a column cannot be read."""
+    if not is_table(data):
+        return data
+    from ctr_ps.ps_worker.data.columnar.tables import arrow_table  # late: Arrow takes a while
+
+    return arrow_table(data, schema)
+
+
 def features_only(schema: Schema) -> Schema:
     """Returns the schema to predict by: where columns have names, no label or weight is read."""
     from ctr_ps.ps_worker.data.columns import without_label  # late: Arrow takes a while
@@ -56,13 +65,9 @@ def opened(
     """
     if are_files(data):
         return files_of(data), format
-    from ctr_ps.ps_worker.data.columnar.tables import (  # late: Arrow takes a while
-        TableReader,
-        arrow_table,
-        require_meaning,
-    )
+    from ctr_ps.ps_worker.data.columnar.tables import TableReader, require_meaning
 
-    table = arrow_table(cast("Table", data), schema)
+    table = in_arrow(data, schema)
     if meant is not None:
         require_meaning(table.schema, schema.slots, meant)
     return ["the table"], partial(TableReader, table)

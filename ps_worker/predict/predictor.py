@@ -35,7 +35,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
 )
 from ctr_ps.ps_worker.data.files.listing import are_files
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.sources import Source, features_only, is_source, opened
+from ctr_ps.ps_worker.data.sources import Source, features_only, in_arrow, is_source, opened
 from ctr_ps.ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
@@ -193,7 +193,10 @@ class Predictor:
             command = "data.pipe_command"
             require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
         schema = features_only(loaded.schema)
-        files, format = opened(data, schema, format_of_job(loaded.job), loaded.values)
+        source = in_arrow(data, schema)
+        if getattr(source, "num_rows", None) == 0:  # a table, which may be empty
+            return loaded.none
+        files, format = opened(source, schema, format_of_job(loaded.job), loaded.values)
         rows = streamed(loaded.job, schema, format=format)
         rows.set_filelist(files)
         return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])

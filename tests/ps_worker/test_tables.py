@@ -133,7 +133,7 @@ def test_labels_may_be_missing_in_a_table_to_predict(schema: Schema, frame: pd.D
     ("change", "message"),
     [
         ({"user": None}, "the table: no column 'user', which the schema requires"),
-        ({"user": [0.5] * ROWS}, "column 'user' is of type double"),
+        ({"user": [0.5] * ROWS}, r"column 'user' is of type double, .*astype\('Int64'\)"),
         ({"user": [1, "x"] * (ROWS // 2)}, "column 'user' of the table cannot be read"),
         ({"clicked": [2] * ROWS}, "the table:row 1: the label is 2, expected 0 or 1"),
         ({"price": [np.inf] * ROWS}, "the table:row 1: column .price. is inf"),
@@ -180,8 +180,12 @@ COLUMNS = {name: [1, 0] for name in ("user", "item", "tags", "age", "price", "cl
         ({**COLUMNS, "item": "ab"}, "column 'item' of the table is a str, expected a list"),
         ({**COLUMNS, "other": 1}, "column 'other' of the table is a int, expected a list"),
         ({**COLUMNS, "user": [2**64, 1]}, "column 'user' of the table cannot be read"),
-        (pl.Series([1]), "the Series is no table that can be read"),
-        (pd.Series([1]), "the Series is no table that can be read"),
+        (pl.Series([1]), "the Series is no table of named columns"),
+        (pd.Series([1]), "the Series is no table of named columns"),
+        (
+            [{**dict.fromkeys(COLUMNS, 1)}, {"user": 1}],
+            "row 2 of the table has no 'item'; a missing value is None",
+        ),
         (
             pa.Table.from_arrays([pa.array([1])] * 2, names=["user", "user"]),
             "column 'user' occurs twice in the table",
@@ -373,6 +377,18 @@ def test_calls_shuffle_as_the_epochs_of_one(schema: Schema, frame: pd.DataFrame)
     assert (repeated.predict(frame) != once.predict(frame)).any()
 
 
+def test_of_an_empty_table_nothing_is_predicted(
+    schema: Schema, frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    trainer = trainer_of(schema)
+    trainer.train(frame)
+    predictor = Predictor.load(trainer.save(tmp_path / "model"))
+    for predict in (trainer.predict, predictor.predict):
+        assert predict(frame[:0]).shape == (0,)
+    with pytest.raises(DataError, match="no rows in 1 file: the table"):
+        trainer.train(frame[:0])
+
+
 def test_an_untrained_model_predicts_any_table(schema: Schema, frame: pd.DataFrame) -> None:
     assert trainer_of(schema).predict(frame).shape == (ROWS,)
 
@@ -479,7 +495,12 @@ def test_a_frame_proposes_its_schema(frame: pd.DataFrame, caplog: pytest.LogCapt
     assert set(trainer.schema.slots) == {"user", "item", "tags", "age"}  # of 62 values
     assert [column.name for column in trainer.schema.dense] == ["price"]
     assert trainer.schema.dense[0].missing_indicator
-    assert "column day: ignored" in caplog.text
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"][:1]
+    assert warning.startswith("column day is ignored: ")
+    assert trainer.job.data.shuffle == "local"
+    assert Trainer.from_frame(frame, data={"reader_num": 1}).job.data.shuffle == "none"
+    with pytest.raises(UsageError, match="ignore is 'day', expected a list"):
+        Trainer.from_frame(frame, ignore="day")
     trainer.train(odd, epochs=3)
     assert (trainer.evaluate(odd)["auc"] or 0) > 0.6
     with pytest.raises(UsageError, match="there is no column 'klicked', did you mean 'clicked'"):

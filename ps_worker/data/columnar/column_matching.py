@@ -41,6 +41,8 @@ _MEANING = {
 _TEXTS = {"ids": "the id", "groups": "valid.group_by"}
 """Columns of `ROW_COLUMNS` with text or whole numbers, which may be slots; their use, for messages."""
 
+_INT64 = "; in pandas, astype('Int64') makes whole numbers again of those beside missing values"
+
 # Rows decoded at once: a dictionary is hashed once for all of them. Lists may be long, so fewer.
 READ_ROWS = 65_536
 READ_ROWS_OF_LISTS = 4096
@@ -149,6 +151,7 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
             raise DataError(
                 f"{path}: column {name!r} is of type {kind}, whose values have no unique text to hash for "
                 f"slot {schema.slot_index(name) + 1}: write it as text, whole numbers or lists of these"
+                f"{_INT64 if pa.types.is_floating(kind) else ''}"
             )
 
 

@@ -23,6 +23,8 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.sources import Table
 
+_ABSENT = object()  # of a row without the column
+
 
 class TableReader(ColumnReader):
     """Reads the columns of a schema by name from a table, whose name is the path. Thread-safe."""
@@ -81,6 +83,9 @@ def arrow_table(
         is_read = name not in ignore if schema is None else name in wanted
         if is_read and name in names:
             raise DataError(f"column {name!r} occurs twice in the table, expected once")
+        if is_read and isinstance(values, list) and any(value is _ABSENT for value in values):
+            row = next(place for place, value in enumerate(values, 1) if value is _ABSENT)
+            raise DataError(f"row {row} of the table has no {name!r}; a missing value is None")
         names.append(name)
         arrays.append(_array(name, values) if is_read else pa.nulls(len(values)))
     lengths = sorted({len(array) for array in arrays})
@@ -94,7 +99,7 @@ def _columns_of(data: Table) -> tuple[Iterable[tuple[object, Any]], Mapping[byte
     frame: Any = data
     if isinstance(data, list | tuple):
         names = dict.fromkeys(name for row in data for name in row)
-        return [(name, [row.get(name) for row in data]) for name in names], None
+        return [(name, [row.get(name, _ABSENT) for row in data]) for name in names], None
     if isinstance(data, Mapping):
         return data.items(), None
     if hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas: any objects, any names
@@ -103,7 +108,7 @@ def _columns_of(data: Table) -> tuple[Iterable[tuple[object, Any]], Mapping[byte
         table = pa.table(frame)
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise DataError(
-            f"the {type(data).__name__} is no table that can be read: {error}"
+            f"the {type(data).__name__} is no table of named columns: {error}"
         ) from error
     return zip(table.column_names, table.columns, strict=True), table.schema.metadata
 
