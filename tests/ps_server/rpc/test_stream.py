@@ -405,6 +405,9 @@ def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhil
         third.send(calls.PUSH_GRAD, replace(push(), at=0))
         assert third.answer()[:2] == (1, 0)
         assert second.answer()[:2] == (1, 0)
+        wait_until(lambda: not servers.servers[0]._stream.tasks)
+        third.send(calls.PULL_SPARSE, pull())  # so that the second had its turn to be read
+        assert third.answer()[:2] == (1, 0)
         first.socket.sendall(frame[-1:])
 
         assert first.answer()[:2] == second.answer()[:2] == (2, 0)
