@@ -21,7 +21,6 @@ from ctr_ps.ps_worker.data.columnar.parquet_orc import require_valid
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.sources import Table
 
 _ABSENT = object()  # of a row without the column
 
@@ -60,11 +59,11 @@ class TableReader(ColumnReader):
 
 
 def arrow_table(
-    data: Table, schema: Schema | None = None, *, ignore: Container[str] = ()
+    data: Any, schema: Schema | None = None, *, ignore: Container[str] = ()
 ) -> pa.Table:
     """Returns the columns that `schema` may need, None: all but those to ignore; of others only the names.
 
-    Copies nothing that Arrow can read as it is. Raises DataError if a column cannot be read.
+    `data` is a `Table` of data/sources.py. Copies nothing that Arrow can read as it is. Raises DataError if a column cannot be read.
     """
     wanted: set[str | None] = set()
     if schema is not None:
@@ -94,18 +93,17 @@ def arrow_table(
     return pa.Table.from_arrays(arrays, names=names).replace_schema_metadata(metadata)
 
 
-def _columns_of(data: Table) -> tuple[Iterable[tuple[object, Any]], Mapping[bytes, bytes] | None]:
+def _columns_of(data: Any) -> tuple[Iterable[tuple[object, Any]], Mapping[bytes, bytes] | None]:
     """Returns the columns by name, and Arrow's metadata."""
-    frame: Any = data
     if isinstance(data, list | tuple):
         names = dict.fromkeys(name for row in data for name in row)
         return [(name, [row.get(name, _ABSENT) for row in data]) for name in names], None
     if isinstance(data, Mapping):
         return data.items(), None
-    if hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas: any objects, any names
-        return [(name, frame.iloc[:, index]) for index, name in enumerate(frame.columns)], None
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas: any objects, any names
+        return [(name, data.iloc[:, index]) for index, name in enumerate(data.columns)], None
     try:
-        table = pa.table(frame)
+        table = pa.table(data)
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise DataError(
             f"the {type(data).__name__} is no table of named columns: {error}"
