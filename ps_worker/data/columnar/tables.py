@@ -63,8 +63,8 @@ def arrow_table(
 ) -> pa.Table:
     """Returns the columns that `schema` may need, None: all but those to ignore; of others only the names.
 
-    `data` is a `Table` of data/sources.py. Copies nothing that Arrow can read as it is. Raises DataError if a column
-    cannot be read.
+    `data` is a `Table` of data/sources.py. Copies nothing that Arrow can read as it is. Raises DataError if a
+    column cannot be read.
     """
     wanted: set[str | None] = set()
     if schema is not None:
