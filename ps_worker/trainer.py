@@ -230,7 +230,9 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._require_rows(valid)
         known = SlotValues()
         known.merge(self._values)
-        self._values.merge(self._values_of(data))
+        if is_source(data):
+            files, format = opened(data, self.schema, format_of_job(self.job))
+            self._values.merge(values_of_files(files, self.schema, format))
         before, start = self._run.progress.counts(), time.monotonic()
         skipped = self._run.non_finite.skipped
         rule, validations = EarlyStopping(metric=metric, patience=patience), list[Validation]()
@@ -248,8 +250,9 @@ class Trainer(AbstractContextManager["Trainer"]):
                     rule = rule.after(validations[-1])
                     if rule.is_over:
                         break
-            finally:
-                self._values.merge(self._values_of(data))  # of a generator known by now
+            finally:  # of a dataset; those of samples are seen as they come
+                if isinstance(values := getattr(data, "slot_values", None), SlotValues):
+                    self._values.merge(values)
                 if self._run.progress.counts().examples == before.examples:
                     self._values = known
             self._run.progress.log()
@@ -264,13 +267,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         seconds = time.monotonic() - start
         return Trained(examples, loss, seconds, validations)
-
-    def _values_of(self, data: Data) -> SlotValues:
-        if is_source(data):
-            files, format = opened(data, self.schema, format_of_job(self.job))
-            return values_of_files(files, self.schema, format)
-        values = getattr(data, "slot_values", None)  # of a dataset
-        return values if isinstance(values, SlotValues) else SlotValues()
 
     def _require_rows(self, valid: Data) -> None:
         """Refuses what no epoch can be evaluated on, as far as its first rows tell."""

@@ -18,6 +18,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     is_number_type,
     is_slot_type,
     is_text_type,
+    type_of_values,
 )
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 
@@ -162,11 +163,11 @@ def kinds_of_values(fields: pa.Schema, slots: Sequence[str]) -> SlotValues:
         kind = fields.field(slot).type
         if is_list_type(kind):
             found.note(slot, "lists")
-            kind = kind.value_type
+        kind = type_of_values(kind)
         if HASH_VERSION_KEY in (fields.metadata or {}):
             found.note(slot, "keys", "text")  # the hashes of texts
         elif not pa.types.is_null(kind):
-            found.note(slot, "text" if is_text_type(_value_type(kind)) else "integers")
+            found.note(slot, "text" if is_text_type(kind) else "integers")
     return found
 
 

@@ -66,11 +66,14 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 def is_slot_type(kind: pa.DataType) -> bool:
     """Whether `slot_keys` reads this type."""
+    return type_of_values(kind).id in _TEXTS | _INTEGERS
+
+
+def type_of_values(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the values in lists, dictionaries or lists of these; of others the type itself."""
     if is_list_type(kind):
         kind = kind.value_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return kind.id in _TEXTS | _INTEGERS
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def is_list_type(kind: pa.DataType) -> bool:

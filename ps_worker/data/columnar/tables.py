@@ -16,7 +16,11 @@ from ctr_ps.ps_worker.data.columnar.column_matching import (
     kinds_of_values,
     match_columns,
 )
-from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, is_number_type, is_text_type
+from ctr_ps.ps_worker.data.columnar.column_values import (
+    is_number_type,
+    is_text_type,
+    type_of_values,
+)
 from ctr_ps.ps_worker.data.columnar.parquet_orc import require_valid
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -132,11 +136,7 @@ def require_meaning(fields: pa.Schema, slots: Sequence[str], meant: SlotValues) 
     if HASH_VERSION_KEY in (fields.metadata or {}):
         return  # keys, whose hash is checked
     for slot in [each for each in slots if each in fields.names]:
-        kind, meaning, fault = fields.field(slot).type, meant.meaning(slot), ""
-        if is_list_type(kind):
-            kind = kind.value_type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
+        kind, meaning, fault = type_of_values(fields.field(slot).type), meant.meaning(slot), ""
         if pa.types.is_null(kind):
             continue  # values that are missing
         if is_text_type(kind):
