@@ -1,7 +1,12 @@
 """What a script trains with: a distributed optimizer, and the executor that its `minimize` returns."""
 
+import functools
+import logging
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from inspect import ismodule
+from pathlib import Path
 from typing import Any, Literal
 
 from ctr_ps.ctr_model.batch import Batch
@@ -17,7 +22,7 @@ from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
-from ctr_ps.ps_worker.fleet.words.unknown import called_as
+from ctr_ps.ps_worker.fleet.words.unknown import called_as, wrong_calls
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.checks import require_base_rate, require_life, require_optimizers
 from ctr_ps.ps_worker.job.model import specs_of, trained_model
@@ -25,17 +30,25 @@ from ctr_ps.ps_worker.training.evaluation.evaluator import OnPredictions
 from ctr_ps.ps_worker.training.monitor import FetchHandler, Fetching
 from ctr_ps.ps_worker.training.step_loop import TrainedStep
 
+logger = logging.getLogger(__name__)
+
+_OF_PADDLE = "program dataset scope thread debug fetch_list fetch_info print_period fetch_handler"
+
 
 class Executor:
     """Trains what was minimized; all executors of a process are of its one run."""
 
-    @called_as("executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)")
+    @called_as(
+        "executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)",
+        paddle=_OF_PADDLE,
+        instead=": the log has loss and AUC, fetch_handler= gets them, the dataset has its thread_num",
+    )
     def train_from_dataset(
         self,
         dataset: Iterable[Batch],
+        *,
         fetch_handler: FetchHandler | None = None,
         fetch_period: float = 5.0,
-        *,
         start: DataPosition | None = None,
     ) -> None:
         """Trains once on each batch of a dataset, with the dataset's `thread_num` threads.
@@ -50,9 +63,9 @@ class Executor:
         """
         if fetch_handler is not None and not callable(fetch_handler):
             raise UsageError(
-                f"fetch_handler is {fetch_handler!r}, expected a function. Pass no program before the "
-                "dataset: executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
+                f"fetch_handler is {fetch_handler!r}, expected a function that gets fleet.Fetched"
             )
+        _check_script()
         run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
@@ -80,7 +93,7 @@ class Executor:
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 
-    @called_as("executor.infer_from_dataset(dataset)")
+    @called_as("executor.infer_from_dataset(dataset)", paddle=_OF_PADDLE)
     def infer_from_dataset(
         self, dataset: Iterable[Batch], *, on_predictions: OnPredictions | None = None
     ) -> ClickMetrics:
@@ -212,6 +225,23 @@ def distributed_optimizer(
     )
 
 
+@functools.cache  # once a process
+def _check_script() -> None:
+    """Warns of calls in the script that will fail, before an epoch is trained."""
+    script = vars(sys.modules["__main__"])
+    path = str(script.get("__file__", ""))
+    if not path.endswith(".py"):
+        return
+    ours = {
+        name: each
+        for name, each in script.items()
+        if isinstance(each, Executor)
+        or (ismodule(each) and getattr(each, "init", None) == FLEET.init)
+    }
+    for wrong in wrong_calls(Path(path).read_text(encoding="utf-8"), ours):
+        logger.warning("%s, %s", path, wrong)
+
+
 def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:
     if isinstance(dataset, QueueDataset | InMemoryDataset) and dataset.has_order:
         return dataset.positioned(start)
@@ -223,6 +253,8 @@ def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[
 
 
 def _batches(source: Iterable[Any]) -> Generator[Any, None, None]:
+    if not isinstance(source, Iterable):
+        raise UsageError(f"dataset is {source!r}, expected batches, such as a fleet.QueueDataset")
     for batch in source:
         # A tuple is what `dataset.positioned()` yields.
         has_position = isinstance(batch, tuple) and [*map(type, batch)] == [Batch, DataPosition]

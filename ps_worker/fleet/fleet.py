@@ -353,7 +353,7 @@ class Fleet:
         """Returns this worker's way to the others, for data that all workers shuffle together."""
         return self.run_of("fleet.peers()").peers()
 
-    @called_as("fleet.save_persistables(dirname)")
+    @called_as("fleet.save_persistables(dirname)", paddle="executor dirname main_program mode")
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
@@ -363,7 +363,10 @@ class Fleet:
             SaveRequest(url=str(dirname), attachments=self._attachments())
         )
 
-    @called_as("fleet.save_inference_model(dirname)")
+    @called_as(
+        "fleet.save_inference_model(dirname)",
+        paddle="executor dirname feeded_var_names target_vars main_program export_for_deployment",
+    )
     def save_inference_model(
         self,
         dirname: str | Path,

@@ -6,13 +6,14 @@
 The same as fleet.QueueDataset(schema, batch_size=32, thread_num=2) with set_pipe_command.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data import in_memory_dataset, queue_dataset
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.data.text.multislot import Values
 from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 _MULTI_SLOT = "cat"  # the command by which Paddle reads files that are multi-slot text already
@@ -51,13 +52,16 @@ class _InitLater(FileDataset):
         batch_size: int = 1,
         thread_num: int = 1,
         pipe_command: str = "",
+        columns: Sequence[str] | None = None,
+        values: Values = "keys",
         **of_paddle: Any,
     ) -> None:
         """Makes the dataset, as Paddle's `init`.
 
         `use_var` is a Schema: there is no static program here whose variables the columns could be.
-        `pipe_command` is that of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
-        suffixes say. Other arguments of Paddle's may only ask for nothing.
+        `pipe_command`, `columns` and `values` are those of `set_pipe_command`; the command "cat" means that
+        the files are multi-slot text, "" what their suffixes say. Paddle's other arguments may only ask
+        for nothing.
         """
         if self._is_made:
             raise UsageError(f"{self._name} has its columns already: call init() only once")
@@ -72,10 +76,16 @@ class _InitLater(FileDataset):
                     f"{name} of {self._name}.init() is {value!r}, but is not supported: leave it out "
                     "(docs/fleet.md)"
                 )
+        runs = pipe_command not in ("", _MULTI_SLOT)
+        if not runs and (columns is not None or values != "keys"):
+            raise UsageError(
+                f"columns and values of {self._name}.init() are those of the output of a command, but "
+                f"pipe_command is {pipe_command!r}"
+            )
         own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
         _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
-        if pipe_command and pipe_command != _MULTI_SLOT:
-            self.set_pipe_command(pipe_command)
+        if runs:
+            self.set_pipe_command(pipe_command, columns=columns, values=values)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Says what to call, where something is missing since `init` was not called, or is part of it."""

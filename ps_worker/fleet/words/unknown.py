@@ -1,52 +1,101 @@
-"""Errors for names and arguments of Paddle that do not exist here: they show what does."""
+"""Calls and names as in Paddle: arguments without an effect here are left out, others show what there is."""
 
+import ast
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import ParamSpec, TypeVar
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
 
 from ctr_ps.protos.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ASK_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
-    "debug": (False,),
-    "executor": (None,),
-    "fetch_info": (None,),
-    "fetch_list": (None,),
-    "main_program": (None,),
-    "print_period": (None, 100),
-    "program": (None,),
-    "scope": (None,),
-    "thread": (None, 0),
-}
-"""Paddle's defaults of arguments that calls do not have here."""
+_DEFAULTS = {"debug": False, "print_period": 100, "thread": 0, "export_for_deployment": True}
+"""Paddle's, other than None, of arguments that have no effect here."""
 
 
-def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns a decorator: arguments that a function does not take are a UsageError that shows `example`.
+def called_as(
+    example: str, *, paddle: str, instead: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Returns a decorator of a method that takes Paddle's arguments, too.
 
-    Arguments with Paddle's defaults are left out.
+    Those that it has not are left out, with a warning unless the value is Paddle's default. Any other call is
+    a UsageError.
+
+    Args:
+        example: A call, for the error.
+        paddle: The names of Paddle's arguments in their order, separated by blanks.
+        instead: What there is in place of those left out, for the warning.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
+        signature, name = inspect.signature(function), function.__name__
+        positions = ("self", *paddle.split())
+
+        def bound(
+            args: Sequence[Any], kwargs: Mapping[str, Any]
+        ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
+            """Returns the arguments of a call in the order of here or else Paddle's, and those left out."""
+            orders = [(args, kwargs)]
+            if len(args) <= len(positions):
+                orders.append(((), {**dict(zip(positions, args, strict=False)), **kwargs}))
+            errors = []
+            for values, named in orders:
+                own = signature.parameters
+                foreign = {
+                    each: named[each] for each in named if each in positions and each not in own
+                }
+                rest = {each: named[each] for each in named if each not in foreign}
+                try:
+                    return signature.bind(*values, **rest), foreign
+                except TypeError as error:
+                    errors.append(error)
+            raise UsageError(f"call {name}() as in {example}: {errors[0]}")
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs.keys() - signature.parameters.keys():
-                if kwargs[name] in _ASK_FOR_NOTHING.get(name, ()):
-                    del kwargs[name]
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise UsageError(f"call {function.__name__}() as in {example}: {error}") from None
-            return function(*args, **kwargs)
+            arguments, foreign = bound(args, kwargs)
+            unused = [each for each in foreign if foreign[each] not in (None, _DEFAULTS.get(each))]
+            if unused:
+                logger.warning("%s(): %s without effect%s", name, ", ".join(unused), instead)
+            return function(*arguments.args, **arguments.kwargs)
 
+        checked.bound = bound  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def wrong_calls(script: str, objects: Mapping[str, object]) -> Iterator[str]:
+    """Yields a line for each call in the text of a script whose arguments do not fit.
+
+    Methods of `objects` are looked at, by the names of these in the script.
+    """
+    for node in ast.walk(ast.parse(script)):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(owner), name), args, keywords) if owner in objects:
+                named = {each.arg: None for each in keywords if each.arg is not None}
+                if len(named) < len(keywords) or any(
+                    isinstance(each, ast.Starred) for each in args
+                ):
+                    continue  # with * or **
+                try:
+                    _require_fit(getattr(objects[owner], name), args, named)
+                except (AttributeError, TypeError, UsageError) as error:
+                    yield f"line {node.lineno}: {owner}.{name}(): {error}"
+
+
+def _require_fit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if hasattr(function, "bound"):
+        function.bound((None, *args), kwargs)
+        return
+    with suppress(ValueError):  # which has no signature
+        inspect.signature(function).bind(*args, **kwargs)
 
 
 def unknown_name(where: str, name: str, names: Iterable[str]) -> AttributeError:

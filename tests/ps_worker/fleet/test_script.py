@@ -160,7 +160,9 @@ def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
 def test_handler_hears_how_training_goes() -> None:
     told: list[fleet.Fetched] = []
 
-    executor_of(mode="async").train_from_dataset(BATCHES, told.append, fetch_period=3600)
+    executor_of(mode="async").train_from_dataset(
+        BATCHES, fetch_handler=told.append, fetch_period=3600
+    )
 
     assert [fetched.examples for fetched in told] == [48]
     assert told[0].staleness.batches == 6

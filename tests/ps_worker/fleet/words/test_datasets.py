@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker import fleet
@@ -57,6 +58,20 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
     np.testing.assert_allclose(batch.dense.reshape(-1), [1.0, 2.0])
 
 
+def test_init_takes_the_columns_and_values_of_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_text("1 1 1 u7 1 a1 1 0.5\n")
+    made = fleet.QueueDataset()
+    columns = ["click", "user", "ad", "dense_input"]
+    made.init(use_var=SCHEMA, pipe_command="cat -", columns=columns, values="text")
+
+    (batch,) = (made.set_filelist([path]), *made)[1:]
+
+    assert batch.keys.tolist() == [key_of(1, "u7"), key_of(2, "a1")]
+    np.testing.assert_array_equal(batch.labels, [1.0])
+    np.testing.assert_allclose(batch.dense, [[0.05]])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -77,6 +92,10 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
         (
             lambda it: it.init(use_var=SCHEMA, input_type=1),
             "input_type of .* is 1, but is not supported",
+        ),
+        (
+            lambda it: it.init(use_var=SCHEMA, values="text"),
+            "columns and values of .* output of a command, but pipe_command is ''",
         ),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
         (

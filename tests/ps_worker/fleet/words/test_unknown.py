@@ -1,48 +1,143 @@
 """Calls and names as in Paddle are taken, or show what there is."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker import fleet
-from ctr_ps.ps_worker.fleet import executor
-from ctr_ps.ps_worker.fleet.fleet import Fleet
+from ctr_ps.ps_worker.fleet.words.unknown import wrong_calls
+from tests.support.commands import LIMIT_S, ROOT, clean_environment
+from tests.support.training import random_batches, small_model
 
-PROGRAM, DATASET, EXECUTOR = object(), [], fleet.Executor()
+PROGRAM, DATASET, EXECUTOR = object(), random_batches(2, 8, seed=1), fleet.Executor()
 TRAIN = r"executor\.train_from_dataset\(dataset, fetch_handler=print"
-INFER = r"executor\.infer_from_dataset\(dataset\)"
 SAVE = r"fleet\.save_persistables\(dirname\)"
-SAVE_TO_INFER = r"fleet\.save_inference_model\(dirname\)"
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[fleet.Executor]:
+    monkeypatch.delenv("TRAINING_ROLE", raising=False)
+    fleet.init()
+    executor = fleet.distributed_optimizer(fleet.optimizer.SGD(0.1)).minimize(small_model())
+    fleet.init_worker()
+    yield executor
+    fleet.running.FLEET.abandon()
 
 
 @pytest.mark.parametrize(
     ("call", "arguments", "settings", "shown"),
     [
-        (EXECUTOR.train_from_dataset, (PROGRAM, DATASET), {}, TRAIN),
-        (EXECUTOR.train_from_dataset, (PROGRAM,), {"dataset": DATASET}, TRAIN),
-        (EXECUTOR.train_from_dataset, (), {"program": PROGRAM, "dataset": DATASET}, TRAIN),
-        (EXECUTOR.train_from_dataset, (DATASET,), {"debug": True}, TRAIN),
-        (EXECUTOR.train_from_dataset, (DATASET,), {"print_period": 5}, TRAIN),
-        (EXECUTOR.infer_from_dataset, (PROGRAM, DATASET), {}, INFER),
-        (fleet.save_persistables, (EXECUTOR, "folder"), {}, SAVE),
-        (fleet.save_persistables, (), {"executor": EXECUTOR, "dirname": "folder"}, SAVE),
-        (fleet.save_inference_model, (EXECUTOR, "folder", ["user"], [PROGRAM]), {}, SAVE_TO_INFER),
+        (EXECUTOR.train_from_dataset, (), {}, TRAIN),
+        (EXECUTOR.train_from_dataset, (DATASET,), {"epochs": 5}, TRAIN),
+        (EXECUTOR.train_from_dataset, (PROGRAM,) * 11, {}, TRAIN),
+        (EXECUTOR.infer_from_dataset, (), {"program": PROGRAM}, "infer_from_dataset"),
+        (fleet.save_persistables, (), {"executor": EXECUTOR}, SAVE),
+        (fleet.save_persistables, (EXECUTOR, "folder", None, 0, 1), {}, SAVE),
     ],
 )
-def test_call_that_is_otherwise_here_is_shown(
+def test_call_that_is_of_neither_is_shown(
     call: Any, arguments: tuple[Any, ...], settings: dict[str, Any], shown: str
 ) -> None:
-    with pytest.raises(UsageError, match=shown):
+    with pytest.raises(UsageError, match=f"call .* as in .*{shown}"):
         call(*arguments, **settings)
 
 
-def test_defaults_of_paddle_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "FLEET", Fleet())  # whatever ran before in this process
+def test_calls_of_paddle_do_what_ours_do(
+    trained: fleet.Executor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained.train_from_dataset(
+        PROGRAM, DATASET, None, 0, False, ["auc"], fetch_info=["auc"], print_period=10
+    )  # type: ignore[call-arg]
+    trained.train_from_dataset(program=PROGRAM, dataset=DATASET, thread=4)  # type: ignore[call-arg]
+    metrics = trained.infer_from_dataset(PROGRAM, DATASET)  # type: ignore[call-arg]
+    fleet.save_persistables(trained, str(tmp_path / "a"))  # type: ignore[call-arg, arg-type]
+    fleet.save_persistables(executor=trained, dirname=tmp_path / "b", main_program=PROGRAM)  # type: ignore[call-arg]
+    fleet.save_inference_model(trained, tmp_path / "c", ["user"], [PROGRAM])  # type: ignore[call-arg, arg-type]
+
+    assert metrics.examples == 16
+    a, b, c = (Checkpoint.open(tmp_path / each) for each in "abc")
+    assert a.manifest.batches == b.manifest.batches == 4
+    assert c.manifest.kind == "inference"
+    told = [each.getMessage() for each in caplog.records if "without effect" in each.getMessage()]
+    assert [each.split(" without")[0] for each in told] == [
+        "train_from_dataset(): program, fetch_list, fetch_info, print_period",
+        "train_from_dataset(): program, thread",
+        "infer_from_dataset(): program",
+        "save_persistables(): executor",
+        "save_persistables(): executor, main_program",
+        "save_inference_model(): executor, feeded_var_names, target_vars",
+    ]
+
+
+def test_defaults_of_paddle_are_taken_without_a_word(
+    trained: fleet.Executor, caplog: pytest.LogCaptureFixture
+) -> None:
     of_paddle: dict[str, Any] = {"program": None, "thread": 0, "debug": False, "print_period": 100}
 
-    with pytest.raises(UsageError, match=r"fleet\.init\(\) before training"):
-        EXECUTOR.train_from_dataset(DATASET, **of_paddle)
+    trained.train_from_dataset(DATASET, **of_paddle)
+
+    assert "without effect" not in caplog.text
+
+
+SCRIPT = """
+import ctr_ps.fleet as fleet
+
+def main(fleet_strategy):
+    fleet.init()
+    exe.train_from_dataset(None, dataset, None, 8, print_period=10)
+    exe.train_from_dataset(dataset, epochs=3)
+    fleet.save_persistables(exe, "model")
+    fleet.save_persistables(exe, "model", None, 0, 1)
+    fleet.save_model("model")
+    fleet.split_files(*files), fleet.init(**settings), other.save_model(1)
+    fleet.split_files()
+"""
+
+
+def test_wrong_calls_are_known_before_they_are_reached() -> None:
+    found = list(wrong_calls(SCRIPT, {"fleet": fleet, "exe": EXECUTOR}))
+
+    assert [
+        each.split(": ")[:2] for each in sorted(found, key=lambda it: int(it.split()[1][:-1]))
+    ] == [
+        ["line 7", "exe.train_from_dataset()"],
+        ["line 9", "fleet.save_persistables()"],
+        ["line 10", "fleet.save_model()"],
+        ["line 12", "fleet.split_files()"],
+    ]
+
+
+def test_script_is_warned_before_it_trains(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "from ctr_ps import fleet\n"
+        "from tests.support.training import random_batches, small_model\n"
+        "fleet.init()\n"
+        "exe = fleet.distributed_optimizer(fleet.optimizer.SGD(0.1)).minimize(small_model())\n"
+        "fleet.init_worker()\n"
+        "exe.train_from_dataset(random_batches(2, 8, seed=1))\n"
+        "exe.train_from_dataset(None, [], epochs=3) if not fleet.is_worker() else None\n"
+        "fleet.stop_worker()\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**clean_environment(), "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+
+    assert (
+        f"{path}, line 7: exe.train_from_dataset(): call train_from_dataset() as in" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
