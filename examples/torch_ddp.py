@@ -101,8 +101,7 @@ def main() -> None:
             dist.init_process_group("gloo", rank=tables.worker, world_size=tables.num_workers)
             model = DistributedDataParallel(net)
         train(tables, model, args)
-        tables.save(str(args.output / "rows"))
-        torch.save(net.state_dict(), args.output / f"dense-{tables.worker}.pt")
+        tables.save(str(args.output / "model"), state=net.state_dict())
         if tables.num_workers > 1:
             dist.destroy_process_group()
 

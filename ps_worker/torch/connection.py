@@ -24,6 +24,7 @@ def open_tables(
     mode: Literal["sync", "async"] = "sync",
     optimizer: str | Mapping[str, str | float] = "adagrad",
     schedule: Mapping[str, str | float] | None = None,
+    life: Mapping[str, Any] | None = None,
     seed: int = 0,
     cluster: Mapping[str, Any] | None = None,
     max_pending_mb: int = 1024,
@@ -43,6 +44,7 @@ def open_tables(
         optimizer: Default optimizer of the tables' rows, as in a job.
         schedule: Schedule of the learning rates of all tables, as `[optimizer.schedule]` of a job; its steps
             are those of all workers together. None: constant rates.
+        life: When keys get and lose rows, as the section [life] of a job; `Tables.shrink` ends a pass.
         seed: Seed of the rows' initial values.
         cluster: Time limits, as the section [cluster] of a job.
         max_pending_mb: Limit of the size of unpushed gradients.
@@ -58,6 +60,7 @@ def open_tables(
             "strategy": {"mode": mode},
             "optimizer": {"sparse": optimizer, "schedule": schedule or {}},
             "train": {"seed": seed},
+            "life": life or {},
             "cluster": cluster or {},
         },
         (),

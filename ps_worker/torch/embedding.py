@@ -89,7 +89,7 @@ class Embedding(TableModule):
         rows = rows.to(keys.device)
         if self.training and torch.is_grad_enabled() and self.weight.requires_grad:
             rows.requires_grad_()
-            self.tables.pending.watch(self.spec.name, unique, rows)
+            self.tables.watch(self.spec.name, unique, rows, inverse)
         places = torch.from_numpy(inverse).to(keys.device, torch.int64)
         return rows, places.view(keys.shape)
 

@@ -10,12 +10,13 @@ weight to the last bit, unless several backward() calls follow one forward pass 
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.gradients import SparseGrad, sum_sparse
+from ctr_ps.protos.gradients import Counts, SparseGrad, sum_sparse
 from ctr_ps.protos.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class _TableGradients:
     def merge(self) -> SparseGrad:
         """Returns the sum, and keeps it instead of its parts."""
         total = sum_sparse([sum_sparse(group) for group in self._groups])
-        total = SparseGrad(total.keys, total.values, _EXAMPLES)
+        total = replace(total, examples=_EXAMPLES)
         self._groups = [[total]]
         self.close_group()
         return total
@@ -73,10 +74,11 @@ class PendingGradients:
         self._is_backward_new = True
         self.num_bytes = 0  # size of the gradients
 
-    def watch(self, table: str, keys: Keys, rows: Tensor) -> None:
+    def watch(self, table: str, keys: Keys, rows: Tensor, counts: Counts | None = None) -> None:
         """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward().
 
-        Raises UsageError above the limit.
+        `counts` are those of the keys, for a table with statistics; several backward() count once. Raises
+        UsageError above the limit.
         """
         if self.num_bytes > self._limit_bytes:
             self.merged()
@@ -93,11 +95,14 @@ class PendingGradients:
         number = self._num_lookups
 
         def take(leaf: Tensor) -> None:
+            nonlocal counts
             grad, leaf.grad = leaf.grad, None
             if grad is not None:
                 values = np.ascontiguousarray(grad.detach().cpu().numpy())
                 pending = self._tables.setdefault(table, _TableGradients())
-                pending.add(number, SparseGrad(keys, values, _EXAMPLES))
+                pending.add(number, SparseGrad(keys, values, _EXAMPLES, counts))
+                if counts is not None:
+                    counts = np.zeros_like(counts)
                 self.num_bytes += keys.nbytes + values.nbytes
                 self._count_backward()
 

@@ -2,29 +2,38 @@
 
 import logging
 import os
+import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
-from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_finite
-from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_counts, require_finite
+from ctr_ps.protos.keys import Keys, unique_keys
 from ctr_ps.protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
+from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import specs_of_tables
 from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.run.run import log_shrunk
 from ctr_ps.ps_worker.torch.gradients import PendingGradients
-from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
+from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher, keys_of
 
 logger = logging.getLogger(__name__)
+
+_STATE = "state.pt"  # attachment of a checkpoint
 
 
 class TableModule(nn.Module):
@@ -104,6 +113,7 @@ class Tables:
         self._job = job
         self._push_ids = PushIds(membership.member)
         self._declared: dict[str, EmbeddingTable] = {}
+        self._counting = set[str]()  # tables whose rows have statistics
         self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self._is_sync)
         self._oldest_pull: Version | None = None  # since the last push
         self._num_pushes = 0
@@ -132,6 +142,8 @@ class Tables:
             )
         for spec in specs_of_tables([each.spec for each in embeddings], self._job):
             self._store.create_table(spec)
+            if spec.statistics is not None:
+                self._counting.add(spec.name)
         for embedding in embeddings:
             embedding.tables = self
             self._declared[embedding.spec.name] = embedding.spec
@@ -150,6 +162,17 @@ class Tables:
         self._oldest_pull = pulled.version if oldest is None else min(oldest, pulled.version)
         return pulled.rows[table]
 
+    def watch(self, table: str, keys: Keys, rows: Tensor, places: NDArray[np.int32]) -> None:
+        """Lets backward() note the gradient of rows, a leaf float32[N, D], of unique keys uint64[N].
+
+        `places` int32[n] are the keys' occurrences: the index of each among the unique ones.
+        """
+        counts = None
+        if table in self._counting:
+            shows = np.bincount(places, minlength=keys.size).astype(np.uint32)
+            counts = np.stack([shows, np.zeros_like(shows)], axis=1)
+        self.pending.watch(table, keys, rows, counts)
+
     def _ask(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._at)
 
@@ -167,8 +190,11 @@ class Tables:
         """
         return self._prefetcher.batches(loader, keys_of_batch)
 
-    def push(self) -> None:
+    def push(self, *, clicked: Mapping[str, Tensor] | None = None) -> None:
         """Pushes the waiting gradients, and returns when the servers have them.
+
+        `clicked` are the looked-up keys of the examples with a click, by table, each as often as it was
+        looked up: for tables with statistics, whose rows have no clicks without it.
 
         In sync mode this is the worker's part of the step, even without gradients; the next lookup waits for
         the others' parts. In async mode nothing is pushed without gradients. Raises GradientError if a
@@ -178,6 +204,8 @@ class Tables:
         sparse: Mapping[str, SparseGrad] = self.pending.merged()
         if not sparse and not self._is_sync:
             return
+        for table, keys in (clicked or {}).items():
+            _count_clicks(table, sparse.get(table), keys_of(keys))
         gradients = Gradients(sparse=sparse)
         require_finite(gradients)  # before the push has a number
         push_id = self._push_ids.next(
@@ -200,13 +228,30 @@ class Tables:
         answer = self._store.barrier(self._next_barrier(), self.worker, step=self.version)
         self._rejoin(answer.result())
 
-    def save(self, url: str, *, base: str = "", overwrite: bool = False) -> None:
+    def save(
+        self,
+        url: str,
+        *,
+        state: Mapping[str, Any] | None = None,
+        base: str = "",
+        overwrite: bool = False,
+    ) -> None:
         """Saves the rows and their optimizer's state, with the pushes of all workers; collective.
 
-        `url` and `base` are those of `protos.store.SaveRequest`; `overwrite` replaces a checkpoint that these
-        tables have neither saved nor loaded last. Raises CheckpointError on all workers if it cannot be
-        written.
+        The folder above then has a file LATEST with its name.
+
+        Args:
+            url: A path or URL that does not exist, or a checkpoint that these tables saved or loaded last.
+            state: What worker 0 saves with them, such as the `state_dict` of the model and of the optimizer
+                of its dense parameters: tensors, numbers, text, dicts and lists.
+            base: The checkpoint saved or loaded last, in the same folder: the new one is a delta to it.
+            overwrite: Whether any checkpoint at `url` is replaced.
+
+        Raises:
+            UsageError: If `state` has something else in it.
+            CheckpointError: On all workers, if it cannot be written.
         """
+        attachments = {} if state is None else {_STATE: _state_bytes(state)}
 
         def save() -> str:
             if not overwrite and url != self.checkpoint and folder_at(url).has(MANIFEST):
@@ -214,15 +259,19 @@ class Tables:
                     f"there is a checkpoint at {url}: save elsewhere, load it first, or replace it by "
                     f"overwrite=True"
                 )
-            self._store.save(SaveRequest(url=url, base=base))
-            return Checkpoint.open(url).token
+            self._store.save(SaveRequest(url=url, base=base, attachments=attachments))
+            saved = Checkpoint.open(url)
+            write_latest(saved.url.rpartition("/")[0] or "/", saved.name)
+            return saved.token
 
         self.barrier()
         self._token = self._by_first(save, f"save {url}")
         self.checkpoint, self._pushes_saved = url, self._num_pushes
 
-    def load(self, url: str, *, resume: bool = False) -> None:
+    def load(self, url: str, *, resume: bool = False) -> dict[str, Any]:
         """Replaces the rows by those of a checkpoint, before the first step; collective.
+
+        Returns the `state` that was saved with them, on the CPU; empty without one.
 
         Args:
             url: A checkpoint of the same tables, or a folder of checkpoints, for the latest.
@@ -257,6 +306,26 @@ class Tables:
         self._token = self._by_first(load, f"load {url}")
         self._prefetcher.clear()
         self.checkpoint = url
+        saved = Checkpoint.open(url)
+        if saved.token != self._token:
+            raise CheckpointError(f"{url} was replaced while it was loaded: load it again")
+        if _STATE not in saved.attachments:
+            return {}
+        state: dict[str, Any] = torch.load(
+            BytesIO(saved.attachment(_STATE)), map_location="cpu", weights_only=True
+        )
+        return state
+
+    def shrink(self) -> None:
+        """Ends a pass of the rows' statistics, and removes rows by the rules of `life`; collective."""
+
+        def shrink() -> str:
+            log_shrunk(self._store.shrink())
+            return "-" * TOKEN_CHARACTERS
+
+        self.barrier()
+        self._by_first(shrink, "end the pass")
+        self._prefetcher.clear()  # of rows that may be gone
 
     def _by_first(self, work: Callable[[], str], what: str) -> str:
         """Has worker 0 act for all; the others wait for its token, or its failure."""
@@ -325,6 +394,45 @@ class Tables:
         return type(None), ()
 
 
+def _count_clicks(table: str, grad: SparseGrad | None, keys: Keys) -> None:
+    """Sets the clicks of a gradient's keys; raises UsageError for a key that is none of them."""
+    unique, inverse = unique_keys(keys)
+    if not unique.size:
+        return
+    known = np.empty(0, np.uint64) if grad is None else grad.keys
+    _, own, theirs = np.intersect1d(known, unique, assume_unique=True, return_indices=True)
+    if grad is None or own.size < unique.size:
+        stranger = np.setdiff1d(unique, known)[0]
+        raise UsageError(
+            f"clicked has key {stranger} of table {table!r}, which has no gradient: give the keys that the "
+            "model looked up"
+        )
+    if grad.counts is None:
+        raise UsageError(
+            f"clicked has table {table!r}, which keeps no statistics: open_tables(life={{...}}) turns them on"
+        )
+    counts = grad.counts.copy()
+    counts[own, 1] = np.bincount(inverse)[theirs]
+    require_counts(table, replace(grad, counts=counts), keeps_statistics=True)
+    grad.counts[:] = counts
+
+
+def _state_bytes(state: Mapping[str, Any]) -> bytes:
+    """Returns a state as a file of PyTorch, which can be loaded without running code."""
+    file = BytesIO()
+    torch.save(dict(state), file)
+    file.seek(0)
+    try:
+        torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise UsageError(
+            f"state has {found[1] if found else 'a Python object'}, expected only tensors, numbers, text, "
+            "dicts and lists, as loading anything else could run code"
+        ) from error
+    return file.getvalue()
+
+
 class PushOptimizer:
     """Has the methods of a torch.optim.Optimizer; its parameters are the looked-up rows.
 
@@ -334,14 +442,19 @@ class PushOptimizer:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def step(self, closure: Callable[[], object] | None = None) -> object:
-        """Pushes the gradients since the last step, summed by key; see `Tables.push`.
+    def step(
+        self,
+        closure: Callable[[], object] | None = None,
+        *,
+        clicked: Mapping[str, Tensor] | None = None,
+    ) -> object:
+        """Pushes the gradients since the last step, summed by key, and `clicked`; see `Tables.push`.
 
         `closure` is called first, with gradients enabled; its result is returned.
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self._tables.push()
+        self._tables.push(clicked=clicked)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -1,8 +1,9 @@
 """Embeddings on tables and their twins of torch.nn, with the same rows as a weight."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,9 +173,12 @@ def on_cluster(
     num_workers: int = 2,
     mode: str = "sync",
     modes: Sequence[str] = (),
-    schedule: Mapping[str, str | float] | None = None,
+    **settings: Any,
 ) -> None:
-    """Runs workers in threads, each with tables of its own; `modes` if they differ."""
+    """Runs workers in threads, each with tables of its own; `modes` if they differ.
+
+    `settings` are those of `open_tables`.
+    """
     with cluster(num_servers=num_servers, num_workers=num_workers) as servers:
 
         def worker(index: int) -> None:
@@ -183,7 +187,7 @@ def on_cluster(
                 worker=index,
                 num_workers=num_workers,
                 mode=modes[index] if modes else mode,
-                schedule=schedule,
+                **settings,
             ) as tables:
                 work(tables)
 

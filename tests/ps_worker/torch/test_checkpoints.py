@@ -4,6 +4,7 @@ import copy
 import io
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from torch import nn  # noqa: E402
 
 from ctr_ps.protos.errors import CheckpointError, UsageError  # noqa: E402
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
@@ -135,6 +138,63 @@ def test_checkpoint_is_read_as_any_other(tmp_path: Path) -> None:
     for command in ("inspect", "verify"):
         done = run("ps-ckpt", command, url)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_state_is_saved_and_loaded_with_the_rows(tmp_path: Path, num_servers: int) -> None:
+    """Two workers save after each step; a run that was cut off goes on from the folder's latest."""
+    batches, folder = net_batches(6, seed=1), tmp_path / "run"
+    ended: dict[str, list[Any]] = {"whole": [], "cut": []}
+
+    def work(tables: Tables, name: str, steps: range) -> None:
+        net = Net(ADAGRAD)
+        nn.init.constant_(net.linear.weight, 0.1 * steps.start)  # equal on both, as no DDP is here
+        nn.init.zeros_(net.linear.bias)
+        tables.attach(net)
+        dense = torch.optim.Adam(net.linear.parameters(), lr=0.1)
+        if steps.start:
+            state = tables.load(str(folder), resume=True)
+            net.load_state_dict(state["model"])
+            dense.load_state_dict(state["dense"])
+            assert state["step"] == steps.start == tables.version
+        rows = PushOptimizer(tables)
+        for step in steps:
+            dense.zero_grad(), rows.zero_grad()
+            net.loss(batches[step]).backward()
+            dense.step(), rows.step()
+            state = {"model": net.state_dict(), "dense": dense.state_dict(), "step": step + 1}
+            if name == "cut" and tables.worker == 0:
+                state["noise"] = torch.rand(3)
+            if name == "cut":
+                tables.save(str(folder / f"step-{step + 1}"), state=state)
+        if tables.worker == 0:
+            ended[name].append(rows_of(net))
+
+    on_cluster(partial(work, name="whole", steps=range(6)))
+    on_cluster(partial(work, name="cut", steps=range(4)), num_servers=num_servers)
+    assert (folder / "LATEST").read_text().strip() == "step-4"
+    on_cluster(partial(work, name="cut", steps=range(4, 6)), num_servers=num_servers)
+
+    for found, wanted in zip(ended["cut"][1], ended["whole"][0], strict=True):
+        assert torch.equal(found, wanted)
+    with open_tables() as tables:
+        tables.attach(Net(ADAGRAD))
+        assert tables.load(str(folder / "step-2"))["step"] == 2
+
+
+def test_state_that_no_load_would_take_is_refused(tmp_path: Path) -> None:
+    with open_tables() as tables:
+        tables.attach(Net(SGD))
+        with pytest.raises(
+            UsageError, match=r"state has pathlib\.PosixPath, expected only tensors"
+        ):
+            tables.save(str(tmp_path / "rows"), state={"folder": tmp_path})
+        assert not (tmp_path / "rows").exists()
+        tables.save(str(tmp_path / "rows"))
+
+    with open_tables() as tables:
+        tables.attach(Net(SGD))
+        assert tables.load(str(tmp_path / "rows")) == {}
 
 
 def test_delta_is_loaded_with_its_base(tmp_path: Path) -> None:
