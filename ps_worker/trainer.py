@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from ctr_ps.ps_worker.data.sources import (
     features_only,
     in_arrow,
     is_source,
+    is_table,
     opened,
 )
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
@@ -85,6 +86,38 @@ class Trained:
     loss: float  # their mean, by their weights; each was predicted before it was trained on
     seconds: float  # that it took
     validations: Sequence[Validation] = ()  # on the data of `valid`, one after each epoch
+    best: Validation | None = None  # the best of them by `metric`
+
+
+class _Call:
+    """What a call of `Trainer.train` has done so far."""
+
+    def __init__(self, run: Run, rule: EarlyStopping) -> None:
+        self.rule = rule
+        self._progress = run.progress
+        self._before, self._start = run.progress.counts(), time.monotonic()
+        self._validations: list[Validation] = []
+        self._best: Validation | None = None
+
+    def add(self, validation: Validation) -> bool:
+        """Adds that of an epoch; returns whether it is the best so far."""
+        is_best = self.rule.is_better(validation)
+        self._best = validation if is_best else self._best
+        self._validations.append(validation)
+        self.rule = self.rule.after(validation)
+        return is_best
+
+    def done(self) -> Trained:
+        """Returns it."""
+        now = self._progress.counts()
+        weight = now.weight - self._before.weight
+        return Trained(
+            examples=now.examples - self._before.examples,
+            loss=(now.loss - self._before.loss) / weight if weight else float("nan"),
+            seconds=time.monotonic() - self._start,
+            validations=[*self._validations],
+            best=self._best,
+        )
 
 
 class Trainer(AbstractContextManager["Trainer"]):
@@ -201,6 +234,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         metric: Metric = "log_loss",
         patience: int = 0,
         final_model: Literal["last", "best"] = "last",
+        on_epoch: Callable[[Trained], object] | None = None,
     ) -> Trained:
         """Trains on data with labels, from the parameters as they are; a second call is a further one.
 
@@ -212,6 +246,8 @@ class Trainer(AbstractContextManager["Trainer"]):
             patience: Number of epochs in a row that are no better than the best, after which training stops;
                 0: it does not.
             final_model: What the parameters are afterwards: those of the last epoch or of the best.
+            on_epoch: Called after each epoch with what the call has done so far; a true result, as of a
+                limit of one's own, is the last epoch's. The trainer may evaluate, predict and save in it.
 
         Raises:
             DataError: If no file matches, there are no rows, data are malformed, or cannot be compared.
@@ -233,40 +269,33 @@ class Trainer(AbstractContextManager["Trainer"]):
         if is_source(data):
             files, format = opened(data, self.schema, format_of_job(self.job))
             self._values.merge(values_of_files(files, self.schema, format))
-        before, start = self._run.progress.counts(), time.monotonic()
+        call = _Call(self._run, EarlyStopping(metric=metric, patience=patience))
         skipped = self._run.non_finite.skipped
-        rule, validations = EarlyStopping(metric=metric, patience=patience), list[Validation]()
         with errors_of_model(self.job), TemporaryDirectory() as folder:
             try:
                 self._run.start(self._head(data))
                 for batches in self._epochs(data, epochs):
                     self._run.train(batches)
                     self._epochs_done += 1
-                    if valid is None:
-                        continue
-                    validations.append(self._validation(valid, metric))
-                    if rule.is_better(validations[-1]) and final_model == "best":
-                        self._run.save(SaveRequest(url=f"{folder}/best"))
-                    rule = rule.after(validations[-1])
-                    if rule.is_over:
+                    if valid is not None:
+                        is_best = call.add(self._validation(valid, metric))
+                        if is_best and final_model == "best":
+                            self._run.save(SaveRequest(url=f"{folder}/best"))
+                    if (on_epoch is not None and on_epoch(call.done())) or call.rule.is_over:
                         break
             finally:  # of a dataset; those of samples are seen as they come
                 if isinstance(values := getattr(data, "slot_values", None), SlotValues):
                     self._values.merge(values)
-                if self._run.progress.counts().examples == before.examples:
+                if not call.done().examples:
                     self._values = known
             self._run.progress.log()
-            after = self._run.progress.counts()
-            examples = after.examples - before.examples
-            if not examples and self._run.non_finite.skipped == skipped:
+            trained = call.done()
+            if not trained.examples and self._run.non_finite.skipped == skipped:
                 raise DataError("train(): data has no rows to train on")
-            if final_model == "best" and rule.waits:
+            if final_model == "best" and call.rule.waits:
                 self._go_back(f"{folder}/best")
-                self._epochs_done -= rule.waits
-        weight = after.weight - before.weight
-        loss = (after.loss - before.loss) / weight if weight else float("nan")
-        seconds = time.monotonic() - start
-        return Trained(examples, loss, seconds, validations)
+                self._epochs_done -= call.rule.waits
+        return trained
 
     def _require_rows(self, valid: Data) -> None:
         """Refuses what no epoch can be evaluated on, as far as its first rows tell."""
@@ -505,12 +534,17 @@ class Trainer(AbstractContextManager["Trainer"]):
 
 
 def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
+    if isinstance(data, Sequence) and any(map(is_table, data[:2])):
+        raise UsageError(
+            f"data is a {type(data).__name__} of tables, expected one table, with the label as a column"
+        )
     return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
 
 
 def _checked(data: Iterable[object]) -> Iterator[Batch]:
     if not isinstance(data, Iterable):
-        raise UsageError(f"data is {data!r}, {_EXPECTED}")
+        hint = ": collect() it first" if hasattr(data, "collect") else ""
+        raise UsageError(f"data is {data!r}, {_EXPECTED}{hint}")
     for each in data:
         if not isinstance(each, Batch):
             raise UsageError(

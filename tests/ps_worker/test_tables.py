@@ -20,6 +20,7 @@ from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
 from ctr_ps.ps_worker.data.columnar.tables import TableReader
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
+from ctr_ps.ps_worker.trainer import Trained
 
 SCHEMA = """
 hash_version = 1
@@ -168,6 +169,19 @@ def test_a_malformed_row_is_skipped_in_training_but_not_in_predictions(
     assert trainer.train(in_polars).examples == ROWS - 1
     with pytest.raises(DataError, match=":row 1: column 'price' is inf"):
         trainer.predict(in_polars)
+
+
+def test_several_tables_and_one_that_is_not_computed_yet_are_refused(
+    schema: Schema, frame: pd.DataFrame
+) -> None:
+    trainer = trainer_of(schema)
+    for method in (trainer.train, trainer.evaluate, trainer.predict):
+        with pytest.raises(
+            UsageError, match="a tuple of tables, expected one table, with the label"
+        ):
+            method((frame, frame["clicked"]))
+        with pytest.raises(UsageError, match=r"data is <LazyFrame .*: collect\(\) it first"):
+            method(pl.LazyFrame(COLUMNS))
 
 
 COLUMNS = {name: [1, 0] for name in ("user", "item", "tags", "age", "price", "clicked")}
@@ -419,6 +433,30 @@ def test_training_stops_when_validations_get_no_better(
     assert trainer.evaluate(valid)[metric] == getattr(trained.validations[-1], metric)
 
 
+def test_a_function_of_ones_own_is_called_after_each_epoch_and_may_end_training(
+    schema: Schema, split: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    train, valid = split
+    told: list[Trained] = []
+    found: list[Any] = []
+
+    def on_epoch(trained: Trained) -> bool:
+        told.append(trained)
+        found.append(trainer.evaluate(valid)["log_loss"])
+        return len(told) == 3
+
+    trainer = trainer_of(schema, **OVERFITTING)
+    trained = trainer.train(train, epochs=9, valid=valid, on_epoch=on_epoch)
+
+    assert [each.examples for each in told] == [len(train), 2 * len(train), 3 * len(train)]
+    assert trained.examples == 3 * len(train)
+    assert [each.log_loss for each in trained.validations] == found
+    assert [len(each.validations) for each in told] == [1, 2, 3]  # each as it was then
+    assert trained.best == min(trained.validations, key=lambda it: it.log_loss or 0)
+    assert told[0].best == trained.validations[0]
+    assert told[0].loss > told[2].loss
+
+
 def test_the_final_model_is_the_best_and_trains_on(
     schema: Schema, split: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path
 ) -> None:
@@ -426,6 +464,7 @@ def test_the_final_model_is_the_best_and_trains_on(
     best, by_hand = trainer_of(schema, **OVERFITTING), trainer_of(schema, **OVERFITTING)
     store = weakref.ref(best._run.store)
     trained = best.train(train, epochs=30, valid=valid, patience=2, final_model="best")
+    assert trained.best == trained.validations[-3]
     gc.collect()
     assert store() is None  # that of the last epoch
     by_hand.train(train, epochs=len(trained.validations) - 2)
