@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -37,7 +38,12 @@ MODELS: dict[str, ModelClass] = {
 TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
 """Models that learn several labels."""
 
-_ALL_MODELS = MODELS | TASK_MODELS
+_NUMPY_MODELS = MODELS | TASK_MODELS
+
+ZOO = {"final_mlp": "final_mlp:FinalMlp"}
+"""PyTorch modules by name, each with its file in ctr_model/torch/zoo and its class."""
+
+_ZOO_PACKAGE = "ctr_ps.ctr_model.torch.zoo"
 
 _MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 
@@ -45,20 +51,16 @@ _MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradien
 def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: int = 0) -> Model:
     """Returns a model for the columns of a schema.
 
-    `name` is a key of `MODELS` or `TASK_MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of
-    PyTorch; `options` are keyword arguments of the class. `seed` is that of a module's initial values; those
-    of other models are drawn by the servers. Raises ValueError if the model or an option is unknown (names
-    the nearest one) or invalid, or the file cannot be imported.
+    `name` is a key of `MODELS`, `TASK_MODELS` or `ZOO`, or "path/of/file.py:ClassName": a `Model`, or a
+    module of PyTorch; `options` are keyword arguments of the class. `seed` is that of a module's initial
+    values; those of other models are drawn by the servers. Raises ValueError if the model or an option is
+    unknown (names the nearest one) or invalid, the file cannot be imported, or PyTorch is missing.
     """
-    model_class = _load_class(name) if ".py" in name else _ALL_MODELS.get(name)
-    if model_class is None:
-        raise ValueError(
-            f'{_unknown("model", name, list(_ALL_MODELS))}; a custom model is "my_model.py:MyModel"'
-        )
+    model_class = _load_class(name) if ".py" in name else _class_named(name)
     abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
     _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
-    torch = sys.modules.get("torch")  # a module's file has imported it
+    torch = sys.modules.get("torch")  # the file of a module has imported it
     if torch is not None and issubclass(cast("type", model_class), torch.nn.Module):
         from ctr_ps.ctr_model.torch import TorchModel  # late: an extra
 
@@ -105,8 +107,8 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
         return model
     if module_class_of(model) is not None:
         raise ValueError(
-            "a PyTorch module defines dropout itself: use torch.nn.Dropout between its layers, and remove "
-            "this option"
+            "a PyTorch module defines dropout itself: remove this option, and set model.dropout where the "
+            "module has that option, or use torch.nn.Dropout between its layers"
         )
     if isinstance(model, ClickModel):
         return model.with_dropout(rate, seed)
@@ -166,8 +168,28 @@ def name_of(model: Model) -> str | None:
     if module_class is not None:
         if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
             return None
-        return f"{inspect.getfile(module_class)}:{module_class.__qualname__}"
-    return next((name for name, known in _ALL_MODELS.items() if type(model) is known), None)
+        place = f"{module_class.__module__}:{module_class.__qualname__}"
+        of_zoo = (name for name, known in ZOO.items() if place == f"{_ZOO_PACKAGE}.{known}")
+        return next(of_zoo, f"{inspect.getfile(module_class)}:{module_class.__qualname__}")
+    return next((name for name, known in _NUMPY_MODELS.items() if type(model) is known), None)
+
+
+def _class_named(name: str) -> ModelClass:
+    if name in _NUMPY_MODELS:
+        return _NUMPY_MODELS[name]
+    if name not in ZOO:
+        known = [*_NUMPY_MODELS, *ZOO]
+        raise ValueError(
+            f'{_unknown("model", name, known)}; a custom model is "my_model.py:MyModel"'
+        )
+    file, _, class_name = ZOO[name].partition(":")
+    try:
+        module = importlib.import_module(f"{_ZOO_PACKAGE}.{file}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ValueError(f"model {name!r} {NEEDS_TORCH}") from error
+    return cast("ModelClass", getattr(module, class_name))
 
 
 def _load_class(name: str) -> ModelClass:

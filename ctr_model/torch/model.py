@@ -8,6 +8,7 @@ The module that a user writes:
     forward(batch)                  logits, float32[B] or float32[B, 1]; anything else needs the next two
     loss(batch, output)             optional: float32[B], or their mean as a scalar; else the log loss
     probabilities(batch, output)    optional: float32[B] of a click; else the sigmoid of the logits
+    logit_biases                    optional: the biases of logits, see `TorchModel.initial_biases`
 
 Dense parameters are in the flat vector in the order of `named_parameters`, row-major, shared ones once.
 Every thread has its own module, whose parameters are views of the vector of the step.
@@ -15,6 +16,7 @@ Every thread has its own module, whose parameters are views of the vector of the
 
 import copy
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -98,8 +100,16 @@ class TorchModel:
         self.tables = tables_of(module, schema)
         self.num_params = self.initial_values.size
         self.has_log_loss = not hasattr(module, "loss")
+        self._biases = _biases_of(module, parameters)
         self.logit_offset = 0.0
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
+
+    def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
+        """Returns the values of the parameters `logit_biases` with which each task predicts its rate."""
+        return {
+            name: (math.log(rate / (1.0 - rate)),)
+            for name, rate in zip(self._biases, rates, strict=False)
+        }
 
     def with_autocast(self, dtype: torch.dtype) -> Self:
         """Returns the same model with training forward passes in `torch.autocast` to a dtype."""
@@ -156,6 +166,8 @@ class TorchModel:
     def _new_module(self) -> nn.Module:
         try:
             module = self.module_class(self.schema, **self._options)
+        except ValueError:
+            raise
         except Exception as error:  # user code may raise anything
             raise ValueError(
                 f"{self.module_class.__name__}(schema, ...) failed: {type(error).__name__}: {error}"
@@ -484,6 +496,18 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
             "LayerNorm instead of batch norm, and register_buffer(..., persistent=False) for a constant"
         )
     return parameters
+
+
+def _biases_of(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """Returns the names in `logit_biases`; ValueError unless each is a parameter of one element."""
+    names: tuple[str, ...] = tuple(getattr(module, "logit_biases", ()))
+    for name in names:
+        if name not in parameters or parameters[name].numel() != 1:
+            raise ValueError(
+                f"{type(module).__name__}.logit_biases has {name!r}, which is no parameter of one element; "
+                f"parameters: {', '.join(parameters)}"
+            )
+    return names
 
 
 def _are_probabilities(output: Tensor) -> bool:

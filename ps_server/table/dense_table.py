@@ -54,11 +54,11 @@ class DenseTable:
         self._state = initial_state(spec.optimizer, self._weights.size)
         if given is not None:
             self._weights[:] = given
-        elif not spec.values_digest:
-            position = 0
-            for segment in spec.segments:
+        position = 0
+        for segment in spec.segments:
+            if segment.values or not spec.values_digest:
                 self._initialize(position, segment)
-                position += segment.length
+            position += segment.length
 
     def declare(self, spec: DenseSpec, given: Values | None = None) -> None:
         """Changes the spec but keeps the values, as when a job declares a loaded block; raises SpecError."""
