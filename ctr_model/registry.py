@@ -41,7 +41,9 @@ TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
 _NUMPY_MODELS = MODELS | TASK_MODELS
 
 ZOO = {"final_mlp": "final_mlp:FinalMlp"}
-"""PyTorch modules by name, each with its file in ctr_model/torch/zoo and its class."""
+"""Published models as PyTorch modules, each with its file in ctr_model/torch/zoo and its class."""
+
+_MODULES = ZOO | {"program": "program:Program"}  # that of a static program (docs/fleet.md)
 
 _ZOO_PACKAGE = "ctr_ps.ctr_model.torch.zoo"
 
@@ -169,7 +171,7 @@ def name_of(model: Model) -> str | None:
         if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
             return None
         place = f"{module_class.__module__}:{module_class.__qualname__}"
-        of_zoo = (name for name, known in ZOO.items() if place == f"{_ZOO_PACKAGE}.{known}")
+        of_zoo = (name for name, known in _MODULES.items() if place == f"{_ZOO_PACKAGE}.{known}")
         return next(of_zoo, f"{inspect.getfile(module_class)}:{module_class.__qualname__}")
     return next((name for name, known in _NUMPY_MODELS.items() if type(model) is known), None)
 
@@ -177,12 +179,12 @@ def name_of(model: Model) -> str | None:
 def _class_named(name: str) -> ModelClass:
     if name in _NUMPY_MODELS:
         return _NUMPY_MODELS[name]
-    if name not in ZOO:
+    if name not in _MODULES:
         known = [*_NUMPY_MODELS, *ZOO]
         raise ValueError(
             f'{_unknown("model", name, known)}; a custom model is "my_model.py:MyModel"'
         )
-    file, _, class_name = ZOO[name].partition(":")
+    file, _, class_name = _MODULES[name].partition(":")
     try:
         module = importlib.import_module(f"{_ZOO_PACKAGE}.{file}")
     except ModuleNotFoundError as error:

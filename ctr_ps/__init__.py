@@ -4,6 +4,7 @@
 | --- | --- |
 | `Trainer`, `Predictor` | training and prediction in one process, without a job file (docs/python.md) |
 | `fleet` | one script for servers and workers, as in PaddlePaddle's Fleet (docs/fleet.md) |
+| `paddle` | static programs in the names of PaddlePaddle (docs/fleet.md) |
 | `torch` | models and loops in PyTorch, with rows on servers (docs/torch.md) |
 | `models` | the models in numpy, and the parts that a model of one's own is made of (docs/models.md) |
 | `Schema`, `DenseColumn`, `criteo_schema` | columns and slots of data (docs/schema.md) |
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ctr_ps import errors as errors
     from ctr_ps import fleet as fleet
     from ctr_ps import models as models
+    from ctr_ps import paddle as paddle
     from ctr_ps import torch as torch
     from ctr_ps.ctr_model.features import key_of
     from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -69,7 +71,7 @@ __all__ = [
     "piped",
 ]
 
-_MODULES = ("errors", "fleet", "models", "torch")
+_MODULES = ("errors", "fleet", "models", "paddle", "torch")
 _HOMES = {
     "Block": "ps_worker.data.blocks",
     "ClickMetrics": "ctr_model.metrics",

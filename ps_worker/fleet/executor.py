@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from inspect import ismodule
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -131,6 +131,14 @@ class Executor:
         FLEET.stop_worker()
 
 
+@runtime_checkable
+class Program(Protocol):
+    """The loss of a static program (words/program.py), which says the model."""
+
+    def model_of_program(self, seed: int) -> Model:
+        """Returns the model, with initial values by `seed`."""
+
+
 class DistributedOptimizer:
     """Trains a model on servers."""
 
@@ -154,7 +162,7 @@ class DistributedOptimizer:
 
     def minimize(
         self,
-        model: Model,
+        model: Model | Program,
         *,
         seed: int = 0,
         log_every_s: float = 5.0,
@@ -168,7 +176,8 @@ class DistributedOptimizer:
         """Makes `model` what this run trains, and returns what trains it; nothing is trained yet.
 
         Args:
-            model: For the columns of the data; a table that asks for an optimizer of its own gets it.
+            model: For the columns of the data; a table that asks for an optimizer of its own gets it. Or the
+                loss of a static program.
             seed: Of the initial values of all parameters.
             log_every_s: Seconds between two log lines of training.
             life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
@@ -181,6 +190,8 @@ class DistributedOptimizer:
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
         """
+        if isinstance(model, Program):
+            model = model.model_of_program(seed)
         if clip_norm and self._clip_norm and clip_norm != self._clip_norm:
             raise UsageError(
                 f"clip_norm is {clip_norm!r}, but grad_clip is {self._clip_norm!r}: give one of them"

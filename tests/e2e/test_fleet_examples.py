@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from tests.support.commands import ROOT, generated, result_of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -124,3 +125,14 @@ def test_ctr_dnn_learns_real_clicks_asynchronously(criteo_sample: Path, tmp_path
     assert figures["examples"] == 10_000
     assert figures["auc"] >= 0.69
     assert figures["log_loss"] < 0.134  # the base rate alone gives 0.1396
+
+
+def test_static_program_learns(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    script = ROOT / "examples/paddle_wide_deep.py"
+
+    last = output_of(script, f"{data}/train/part-*", folder=tmp_path, workers=2)
+
+    assert figures_of(last)["AUC"] > 0.58  # after 63 steps of each worker
+    saved = Checkpoint.open(tmp_path / "output/paddle_wide_deep")
+    assert list(saved.tables) == ["embedding"]

@@ -6,14 +6,16 @@
 The same as fleet.QueueDataset(schema, batch_size=32, thread_num=2) with set_pipe_command.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data import in_memory_dataset, queue_dataset
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
-from ctr_ps.ps_worker.data.text.multislot import Values
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader, Values
+from ctr_ps.ps_worker.fleet.words.program import schema_of
 from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 _MULTI_SLOT = "cat"  # the command by which Paddle reads files that are multi-slot text already
@@ -48,7 +50,7 @@ class _InitLater(FileDataset):
     def init(
         self,
         *,
-        use_var: Schema | None = None,
+        use_var: object = None,
         batch_size: int = 1,
         thread_num: int = 1,
         pipe_command: str = "",
@@ -58,33 +60,32 @@ class _InitLater(FileDataset):
     ) -> None:
         """Makes the dataset, as Paddle's `init`.
 
-        `use_var` is a Schema: there is no static program here whose variables the columns could be.
+        `use_var` is a Schema, or variables of `paddle.static.data` in the order of the columns.
         `pipe_command`, `columns` and `values` are those of `set_pipe_command`; the command "cat" means that
-        the files are multi-slot text, "" what their suffixes say. Paddle's other arguments may only ask
-        for nothing.
+        the files are multi-slot text, "" what their suffixes say. Paddle's other arguments may only ask for
+        nothing.
         """
         if self._is_made:
             raise UsageError(f"{self._name} has its columns already: call init() only once")
-        if not isinstance(use_var, Schema):
+        if not pipe_command and (columns is not None or values != "keys"):
             raise UsageError(
-                f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "
-                f"ctr_ps.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
+                f"columns and values of {self._name}.init() are those of multi-slot text, but pipe_command "
+                "is ''"
             )
+        if not isinstance(use_var, Schema):
+            use_var, in_order = schema_of(use_var, f"use_var of {self._name}")
+            columns = columns or in_order
         for name, value in of_paddle.items():
             if value not in (None, "", 0) and (name, value) != ("download_cmd", "cat"):
                 raise UsageError(
                     f"{name} of {self._name}.init() is {value!r}, but is not supported: leave it out "
                     "(docs/fleet.md)"
                 )
-        runs = pipe_command not in ("", _MULTI_SLOT)
-        if not runs and (columns is not None or values != "keys"):
-            raise UsageError(
-                f"columns and values of {self._name}.init() are those of the output of a command, but "
-                f"pipe_command is {pipe_command!r}"
-            )
-        own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
+        own: dict[str, Any] = {}
+        if pipe_command == _MULTI_SLOT:
+            own["format"] = partial(MultiSlotReader, columns=columns, values=values)
         _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
-        if runs:
+        if pipe_command not in ("", _MULTI_SLOT):
             self.set_pipe_command(pipe_command, columns=columns, values=values)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -128,9 +129,3 @@ class DatasetFactory:
                 "training, the second before it"
             )
         return known[datafeed_class]()
-
-
-def _shown(use_var: object) -> str:
-    if isinstance(use_var, Iterable) and not isinstance(use_var, str):
-        return f"a list of {', '.join(str(getattr(each, 'name', each)) for each in use_var)}"
-    return repr(use_var)

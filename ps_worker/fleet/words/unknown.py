@@ -60,7 +60,13 @@ def called_as(
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             arguments, foreign = bound(args, kwargs)
-            unused = [each for each in foreign if foreign[each] not in (None, _DEFAULTS.get(each))]
+            unused = [
+                each
+                for each in foreign
+                # There is one program, and one executor.
+                if each not in ("executor", "program")
+                and foreign[each] not in (None, _DEFAULTS.get(each))
+            ]
             if unused:
                 logger.warning("%s(): %s without effect%s", name, ", ".join(unused), instead)
             return function(*arguments.args, **arguments.kwargs)

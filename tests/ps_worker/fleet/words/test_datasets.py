@@ -83,7 +83,7 @@ def test_init_takes_the_columns_and_values_of_a_command(tmp_path: Path) -> None:
         (lambda it: it.set_batch_size(3), r"set_batch_size\(\) is set by init\(\)"),
         (
             lambda it: it.init(use_var=[SimpleNamespace(name="user"), SimpleNamespace(name="ad")]),
-            r"use_var of fleet\.QueueDataset is a list of user, ad, expected a Schema",
+            r"use_var of fleet\.QueueDataset is \[namespace\(name='user'.*, expected a Schema",
         ),
         (
             lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"),
@@ -95,7 +95,7 @@ def test_init_takes_the_columns_and_values_of_a_command(tmp_path: Path) -> None:
         ),
         (
             lambda it: it.init(use_var=SCHEMA, values="text"),
-            "columns and values of .* output of a command, but pipe_command is ''",
+            "columns and values of .* of multi-slot text, but pipe_command is ''",
         ),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
         (

@@ -1,0 +1,112 @@
+"""A network given as a list of operations, as a static program of PaddlePaddle is (docs/fleet.md)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch.batch import Batch
+from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
+
+ELEMENTWISE: Mapping[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "subtract": torch.subtract,
+    "multiply": torch.multiply,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: x.softmax(1),
+    "tanh": torch.tanh,
+    "square": torch.square,
+}
+
+_INITIALIZERS: Mapping[str, Callable[..., Tensor]] = {
+    "normal": nn.init.normal_,
+    "uniform": nn.init.uniform_,
+    "constant": nn.init.constant_,
+}
+
+
+class Program(nn.Module):
+    """Computes the logits by operations on earlier results, each float32[B, W]; the last one is the logits.
+
+    An operation has its name `op`, `inputs`, which are indices of operations, and:
+
+    - "dense": the dense columns
+    - "embedding": `slot`, `table`, `dim`, `pooling`, `init_range`
+    - "fc": `size`, `bias` (whether it has one), `weight`: an initializer's name and arguments, or none
+    - "dropout": `rate`
+    - "concat": of the inputs; "sum": over W, float32[B, 1]; "log_odds": of two classes, x_1 - x_0
+    - the names of `ELEMENTWISE`
+    """
+
+    def __init__(self, schema: Schema, *, operations: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.operations = operations
+        self.layers = nn.ModuleDict()
+        self.embeddings = nn.ModuleDict()  # one for each table and pooling, whatever the slots
+        self._places: dict[
+            int, tuple[str, int]
+        ] = {}  # of an operation: its embedding, and the slot there
+        slots: dict[str, list[str]] = {}
+        widths: list[int] = []
+        for index, each in enumerate(operations):
+            inputs = [widths[i] for i in each.get("inputs", ())]
+            match each["op"]:
+                case "dense":
+                    widths.append(schema.num_dense)
+                case "embedding":
+                    name = f"{each['table']}_{each['pooling']}"
+                    self._places[index] = (name, len(slots.setdefault(name, [])))
+                    slots[name].append(each["slot"])
+                    widths.append(each["dim"])
+                case "fc":
+                    layer = nn.Linear(inputs[0], each["size"], bias=each["bias"])
+                    if each["weight"]:
+                        initializer, *arguments = each["weight"]
+                        _INITIALIZERS[initializer](layer.weight, *arguments)
+                    self.layers[str(index)] = layer
+                    widths.append(each["size"])
+                case "dropout":
+                    self.layers[str(index)] = nn.Dropout(each["rate"])
+                    widths.append(inputs[0])
+                case op:
+                    widths.append(
+                        {"concat": sum(inputs), "sum": 1, "log_odds": 1}.get(op, max(inputs))
+                    )
+        for index, (name, _) in self._places.items():
+            if name not in self.embeddings:
+                of = operations[index]
+                self.embeddings[name] = SlotEmbedding(
+                    slots[name],
+                    dim=of["dim"],
+                    pooling=of["pooling"],
+                    init_range=of["init_range"],
+                    table=of["table"],
+                )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns logits float32[B, 1]."""
+        rows = {name: embedding(batch) for name, embedding in self.embeddings.items()}
+        values: list[Tensor] = []
+        for index, each in enumerate(self.operations):
+            inputs = [values[i] for i in each.get("inputs", ())]
+            match each["op"]:
+                case "dense":
+                    value = batch.dense
+                case "embedding":
+                    name, slot = self._places[index]
+                    value = rows[name][:, slot]
+                case "fc" | "dropout":
+                    value = self.layers[str(index)](inputs[0])
+                case "concat":
+                    value = torch.cat(inputs, 1)
+                case "sum":
+                    value = inputs[0].sum(1, keepdim=True)
+                case "log_odds":
+                    value = inputs[0][:, 1:] - inputs[0][:, :1]
+                case op:
+                    value = ELEMENTWISE[op](*inputs)
+            values.append(value)
+        return values[-1]

@@ -1,0 +1,89 @@
+"""The names of the package `paddle` in a script with a static program; words/program.py has its layers."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.fleet import executor, optimizer
+from ctr_ps.ps_worker.fleet.words import program
+from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
+
+
+def _tables_of_auc(*_: object, **__: object) -> tuple[None, None, list[None]]:
+    """Stands for the AUC of a program: the log has it."""
+    return None, None, [None] * 4
+
+
+class _Names(SimpleNamespace):
+    """Names of a module of Paddle; others say what there is."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise unknown_name("this part of ctr_ps.paddle", name, vars(self))
+
+
+class _Executor(executor.Executor):
+    """The executor of a script; its place counts for nothing."""
+
+    def __init__(self, place: object = None) -> None: ...
+
+    def run(self, program: object = None, feed: object = None, **of_paddle: object) -> list[None]:
+        """Does nothing for a program that starts up; raises UsageError for one that is fed."""
+        if feed is not None:
+            raise UsageError(
+                "executor.run(feed=...) is not here: train with executor.train_from_dataset(dataset), or in "
+                "a loop with executor.steps(loader)"
+            )
+        return []
+
+
+def _nothing(*_: object, **__: object) -> Any:
+    """Stands for what has no counterpart here, and needs none: places, programs, modes."""
+
+
+_FUNCTIONAL = {name: program.operation(name) for name in ("relu", "sigmoid", "tanh", "softmax")}
+_OF_STATIC = {
+    "Executor": _Executor,
+    "auc": _tables_of_auc,
+    "data": program.data,
+    "default_main_program": _nothing,
+    "default_startup_program": _nothing,
+    "program_guard": nullcontext,
+    "nn": _Names(
+        embedding=program.sparse_embedding,
+        fc=program.fc,
+        sequence_lod=_Names(sequence_pool=program.sequence_pool),
+        sparse_embedding=program.sparse_embedding,
+    ),
+}
+PADDLE = _Names(
+    CPUPlace=_nothing,
+    ParamAttr=program.ParamAttr,
+    add=program.operation("add"),
+    cast=lambda x, dtype: x,
+    concat=program.concat,
+    enable_static=_nothing,
+    mean=program.mean,
+    multiply=program.operation("multiply"),
+    nn=_Names(
+        functional=_Names(
+            binary_cross_entropy=program.binary_cross_entropy,
+            cross_entropy=program.cross_entropy,
+            dropout=program.dropout,
+            log_loss=program.binary_cross_entropy,
+            **_FUNCTIONAL,
+        ),
+        initializer=_Names(
+            Constant=program.initializer("constant", 0.0),
+            Normal=program.initializer("normal", 0.0, 1.0),
+            TruncatedNormal=program.initializer("normal", 0.0, 1.0),
+            Uniform=program.initializer("uniform", -1.0, 1.0),
+        ),
+    ),
+    optimizer=optimizer,
+    square=program.operation("square"),
+    static=_Names(**_OF_STATIC),
+    subtract=program.operation("subtract"),
+    sum=program.sum_of,
+)
+"""The names that a script has of the package `paddle`."""

@@ -1,0 +1,302 @@
+"""Static programs as in Paddle: variables and layers, of which `minimize(loss)` makes a PyTorch module.
+
+    click = paddle.static.data("click", [None, 1], "int64")
+    user = paddle.static.data("user", [None, 1], "int64", lod_level=1)
+    rows = paddle.static.nn.sparse_embedding(user, size=[1000, 8])
+    predict = paddle.static.nn.fc(rows, size=2, activation="softmax")
+    loss = paddle.mean(paddle.nn.functional.cross_entropy(input=predict, label=click))
+
+The rows of a slot's keys are summed. There is no vocabulary size: of `size` only the width counts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import UsageError
+
+_ROW_RANGE = 0.01  # of new rows without an initializer
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """The data of a column, or what an operation makes of others: [B, width]."""
+
+    op: str  # "dense" or "keys" of a column, or an operation of `Program`
+    width: int
+    inputs: tuple["Variable", ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = ""  # of a column
+
+    def __add__(self, other: "Variable") -> "Variable":
+        return operation("add")(self, other)
+
+    def __sub__(self, other: "Variable") -> "Variable":
+        return operation("subtract")(self, other)
+
+    def __mul__(self, other: "Variable") -> "Variable":
+        return operation("multiply")(self, other)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The log loss of a logit: what `minimize` takes, in place of a model."""
+
+    logit: Variable
+    label: Variable
+
+    def model_of_program(self, seed: int) -> Model:
+        """Returns the module of the program; its columns are those of `data`."""
+        # Late: an extra, whose absence this import says.
+        import ctr_ps.ctr_model.torch as modules
+        from ctr_ps.ctr_model.torch.zoo.program import Program
+
+        _PROGRAM.label = self.label
+        numbers = [each for each in _PROGRAM.columns if each.op == "dense"]
+        if len(numbers) > 1:
+            raise UsageError(
+                f"there are several columns of numbers, {', '.join(each.name for each in numbers)}, "
+                "expected one, whose shape is [None, N]"
+            )
+        return modules.TorchModel(
+            _PROGRAM.schema(), Program, {"operations": _listed(self.logit)}, seed=seed
+        )
+
+
+def _listed(result: Variable) -> list[dict[str, Any]]:
+    """Returns the operations of a result in their order, as `Program` takes them."""
+    places: dict[int, int] = {}
+    operations: list[dict[str, Any]] = []
+
+    def place(each: Variable) -> int:
+        if each.op == "keys":
+            raise UsageError(f"the keys of {each.name!r} are used without a sparse_embedding")
+        if id(each) not in places:
+            inputs = [place(one) for one in each.inputs]
+            operations.append({"op": each.op, "inputs": inputs, **each.settings})
+            places[id(each)] = len(operations) - 1
+        return places[id(each)]
+
+    place(result)
+    return operations
+
+
+class _Program:
+    """The columns that a script has declared, and which of them is the label."""
+
+    def __init__(self) -> None:
+        self.columns: list[Variable] = []
+        self.label: Variable | None = None
+        self.num_tables = 0
+
+    def schema(self) -> Schema:
+        """Returns the schema of the columns in the order of their declaration."""
+        if self.label is None:
+            raise UsageError(
+                "which column is the label is known from the loss: make it, and minimize it, before init()"
+            )
+        names = [
+            each.name if each.width == 1 else f"{each.name}_{index}"
+            for each in self.columns
+            if each.op == "dense"
+            for index in range(each.width)
+        ]
+        return Schema(
+            dense=tuple(DenseColumn(name=name) for name in names),
+            slots=tuple(
+                each.name for each in self.columns if each.op == "keys" and each is not self.label
+            ),
+            label=self.label.name,
+        )
+
+
+_PROGRAM = _Program()
+
+
+def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
+    """Returns the schema of the program, and the order of its variables as columns of multi-slot text.
+
+    Raises UsageError if `columns`, called `what`, are not all of these variables.
+    """
+    given = list(columns) if isinstance(columns, Sequence) else []
+    if not given or not all(isinstance(each, Variable) for each in given):
+        raise UsageError(
+            f"{what} is {columns!r}, expected a Schema of the columns, ctr_ps.Schema(dense=(DenseColumn(name="
+            "'age'),), slots=('user', 'ad')), or variables of paddle.static.data"
+        )
+    names, declared = ([each.name for each in these] for these in (given, _PROGRAM.columns))
+    if sorted(names) != sorted(declared):
+        raise UsageError(
+            f"{what} has {', '.join(names)}, expected each variable of static.data once: "
+            f"{', '.join(declared)}"
+        )
+    order = ["dense_input" if each.op == "dense" else each.name for each in given]
+    return _PROGRAM.schema(), order
+
+
+def data(
+    name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
+) -> Variable:
+    """Declares a column: numbers if it is float32, the label or the keys of a slot if it is int64."""
+    if dtype not in ("float32", "int64"):
+        raise UsageError(f"dtype of {name!r} is {dtype!r}, expected 'float32' or 'int64'")
+    width = shape[-1] or 0
+    if dtype == "float32" and width < 1:
+        raise UsageError(f"shape of {name!r} is {shape}, expected [None, N]")
+    found = Variable("keys" if dtype == "int64" else "dense", max(width, 1), name=name)
+    _PROGRAM.columns.append(found)
+    return found
+
+
+def sparse_embedding(
+    input: Variable,
+    size: Sequence[int],
+    *,
+    param_attr: "ParamAttr | None" = None,
+    padding_idx: int | None = None,
+    entry: object = None,
+    is_test: bool = False,
+    is_sparse: bool = True,
+    is_distributed: bool = True,
+    table_class: str = "",
+    dtype: str = "float32",
+) -> Variable:
+    """Looks up the keys of a slot: the sum of their rows, [B, size[1]].
+
+    Slots whose `param_attr` have one name share a table.
+    """
+    if not (isinstance(input, Variable) and input.op == "keys"):
+        raise UsageError(
+            f"the input of sparse_embedding is {input!r}, expected data of dtype int64"
+        )
+    for name, value in (("padding_idx", padding_idx), ("entry", entry)):
+        if value is not None:
+            raise UsageError(
+                f"{name} of sparse_embedding is {value!r}, but is not supported: leave it out (for entry, "
+                "minimize(loss, life={...}) of docs/feature_life.md)"
+            )
+    _PROGRAM.num_tables += 1
+    attr = param_attr or ParamAttr()
+    settings = {
+        "slot": input.name,
+        "table": attr.name or f"embedding_{_PROGRAM.num_tables}",
+        "dim": size[1],
+        "pooling": "sum",
+        "init_range": _range_of(attr.initializer),
+    }
+    return Variable("embedding", size[1], (), settings)
+
+
+def sequence_pool(input: Variable, pool_type: str) -> Variable:
+    """Pools the rows of a slot by "sum", "average" or "max"."""
+    poolings = {"sum": "sum", "average": "mean", "max": "max"}
+    if input.op != "embedding" or pool_type not in poolings:
+        raise UsageError(
+            f"sequence_pool({input.op}, {pool_type!r}): expected a sparse_embedding, and one of "
+            f"{', '.join(poolings)}"
+        )
+    return Variable(
+        "embedding", input.width, (), {**input.settings, "pooling": poolings[pool_type]}
+    )
+
+
+def fc(
+    x: Variable | Sequence[Variable],
+    size: int,
+    *,
+    num_flatten_dims: int = 1,
+    weight_attr: "ParamAttr | None" = None,
+    bias_attr: "ParamAttr | bool | None" = None,
+    activation: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """Returns activation(W x + b), [B, size]; several x are concatenated."""
+    inputs = x if isinstance(x, Variable) else concat(x)
+    weight = None if weight_attr is None else weight_attr.initializer
+    settings = {"size": size, "bias": bias_attr is not False, "weight": list(weight or ())}
+    found = Variable("fc", size, (inputs,), settings)
+    return found if activation is None else operation(activation)(found)
+
+
+def concat(x: Sequence[Variable], axis: int = 1) -> Variable:
+    """Returns variables beside each other."""
+    if axis not in (1, -1):
+        raise UsageError(f"axis of concat is {axis}, expected 1: examples stay apart")
+    return Variable("concat", sum(each.width for each in x), tuple(x))
+
+
+def sum_of(x: Variable, axis: int = 1, keepdim: bool = True) -> Variable:
+    """Returns the sum of each row, [B, 1]."""
+    if axis not in (1, -1):
+        raise UsageError(f"axis of sum is {axis}, expected 1: examples stay apart")
+    return Variable("sum", 1, (x,))
+
+
+def dropout(x: Variable, p: float = 0.5) -> Variable:
+    """Drops values in training, with probability p."""
+    return Variable("dropout", x.width, (x,), {"rate": p})
+
+
+def operation(op: str) -> Callable[..., Variable]:
+    """Returns a function of variables of one width, or of width 1."""
+
+    def apply(*x: Variable, name: str | None = None, axis: int = -1) -> Variable:
+        return Variable(op, max(each.width for each in x), x)
+
+    return apply
+
+
+def cross_entropy(input: Variable, label: Variable, **of_paddle: Any) -> Loss:
+    """Returns the loss of the probabilities or logits of two classes, [B, 2]."""
+    if input.width != 2:
+        raise UsageError(f"cross_entropy of {input.width} classes, expected 2: no click, click")
+    inner = input.inputs[0] if input.op == "softmax" else input
+    return Loss(Variable("log_odds", 1, (inner,)), label)
+
+
+def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: Any) -> Loss:
+    """Returns the loss of the probability of a click, [B, 1]: the result of a sigmoid."""
+    if input.op != "sigmoid" or input.width != 1:
+        raise UsageError(
+            f"the input is the result of {input.op}, {input.width} wide, expected that of a sigmoid, 1 wide"
+        )
+    return Loss(input.inputs[0], label)
+
+
+def mean(x: Loss) -> Loss:
+    """Returns the loss: a step applies its mean anyway."""
+    if not isinstance(x, Loss):
+        raise UsageError(f"mean of {x!r}, expected a loss")
+    return x
+
+
+@dataclass(frozen=True)
+class ParamAttr:
+    """Name and initializer of a parameter; rates and regularizers are those of the optimizer."""
+
+    name: str | None = None
+    initializer: tuple[str | float, ...] | None = None
+
+
+def _range_of(initializer: tuple[Any, ...] | None) -> float:
+    """Returns the range of new rows, which are uniform, with the deviation of the initializer."""
+    match initializer:
+        case None:
+            return _ROW_RANGE
+        case "uniform", low, high:
+            return float(high - low) / 2
+        case "normal", _, deviation:
+            return float(deviation) * math.sqrt(3)
+    return 0.0
+
+
+def initializer(name: str, *defaults: float) -> Any:
+    """Returns a function of an initializer's numbers, in their order."""
+
+    def make(*values: float, **named: float) -> tuple[str | float, ...]:
+        return (name, *values, *named.values(), *defaults[len(values) + len(named) :])
+
+    return make
