@@ -286,17 +286,24 @@ def _range_of(initializer: tuple[Any, ...] | None) -> float:
     match initializer:
         case None:
             return _ROW_RANGE
-        case "uniform", low, high:
-            return float(high - low) / 2
-        case "normal", _, deviation:
+        case "uniform", low, high if high == -low >= 0:
+            return float(high)
+        case "normal", 0.0, deviation:
             return float(deviation) * math.sqrt(3)
-    return 0.0
+        case "constant", 0.0:
+            return 0.0
+    raise UsageError(
+        f"the initializer of rows is {initializer}, expected a Uniform(-r, r), Normal(0, s) or Constant(0)"
+    )
 
 
-def initializer(name: str, *defaults: float) -> Any:
-    """Returns a function of an initializer's numbers, in their order."""
+def initializer(name: str, **defaults: float) -> Callable[..., tuple[str | float, ...]]:
+    """Returns a function of an initializer's numbers, as in Paddle."""
 
     def make(*values: float, **named: float) -> tuple[str | float, ...]:
-        return (name, *values, *named.values(), *defaults[len(values) + len(named) :])
+        numbers = {**defaults, **dict(zip(defaults, values, strict=False)), **named}
+        if len(values) > len(defaults) or len(numbers) > len(defaults):
+            raise UsageError(f"initializer {name} of {[*values]} and {named}: it has {[*defaults]}")
+        return (name, *numbers.values())
 
     return make

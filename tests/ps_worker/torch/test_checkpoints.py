@@ -182,6 +182,28 @@ def test_state_is_saved_and_loaded_with_the_rows(tmp_path: Path, num_servers: in
         assert tables.load(str(folder / "step-2"))["step"] == 2
 
 
+def test_state_of_a_checkpoint_that_came_while_loading_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tables() as tables:
+        tables.attach(Net(SGD))
+        for name in ("old", "new"):
+            tables.save(str(tmp_path / name), state={"name": name})
+
+    with open_tables() as tables:
+        tables.attach(Net(SGD))
+        load = tables._store.load
+
+        def load_and_lose(*args: Any, **kwargs: Any) -> None:
+            load(*args, **kwargs)
+            shutil.rmtree(tmp_path / "old")
+            (tmp_path / "new").rename(tmp_path / "old")
+
+        monkeypatch.setattr(tables._store, "load", load_and_lose)
+        with pytest.raises(CheckpointError, match="old was replaced while it was loaded"):
+            tables.load(str(tmp_path / "old"))
+
+
 def test_state_that_no_load_would_take_is_refused(tmp_path: Path) -> None:
     with open_tables() as tables:
         tables.attach(Net(SGD))

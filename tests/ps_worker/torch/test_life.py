@@ -1,5 +1,6 @@
 """Statistics, admission and expiry of rows in a loop of one's own."""
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ def saved_statistics(url: Path) -> dict[int, tuple[float, float, float]]:
         int(key): (float(numbers[SHOW]), float(numbers[CLICK]), float(numbers[UNSEEN]))
         for _, rows in Checkpoint.open(url).read_shards("items", range(64))
         for key, numbers in zip(rows.keys, rows.statistics, strict=True)
+    }
+
+
+def rows_saved(url: Path) -> dict[int, float]:
+    """Returns the first weight of each row of "items"."""
+    return {
+        int(key): float(weights[0])
+        for _, rows in Checkpoint.open(url).read_shards("items", range(64))
+        for key, weights in zip(rows.keys, rows.weights, strict=True)
     }
 
 
@@ -102,6 +112,42 @@ def test_pass_ends_with_shrink_on_all_workers(tmp_path: Path) -> None:
     assert saved_statistics(tmp_path / "rows") == {1: (2 * (0.5 + 0.25 + 0.125), 0.0, 1.0)}
 
 
+def test_pass_ends_when_all_workers_have_ended_it(tmp_path: Path) -> None:
+    """Worker 1 pushes while worker 0 waits in `shrink`."""
+    waits = threading.Event()
+
+    def work(tables: Tables) -> None:
+        module = Embedding(2, table="items", optimizer=SGD)
+        tables.attach(module)
+        if tables.worker == 1:
+            waits.wait(0.3)  # in vain: worker 0 could not be heard
+            module(torch.tensor([1])).sum().backward()
+            tables.push()
+        tables.shrink()
+        tables.save(str(tmp_path / "rows"))
+
+    on_cluster(work, num_servers=2, mode="async", life={"statistics": True, "decay": 0.5})
+
+    assert saved_statistics(tmp_path / "rows") == {1: (0.5, 0.0, 1.0)}
+
+
+def test_rows_that_a_pass_removed_are_not_those_prefetched_before(tmp_path: Path) -> None:
+    life = {"delete_threshold": 100.0}
+    with open_tables(life=life) as tables:
+        module = Embedding(1, table="items", init_range=0.0, optimizer=SGD)
+        tables.attach(module)
+        seen = []
+        batches = [torch.tensor([1]), torch.tensor([1]), torch.tensor([1])]
+        for keys in tables.prefetching(batches, lambda keys: {"items": keys}):
+            found = module(keys)
+            seen.append(found.item())
+            found.sum().backward()
+            tables.push()  # asks for the next batch's rows
+            tables.shrink()  # and removes them
+
+    assert seen == [0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("life", "clicked", "error", "message"),
     [
@@ -121,7 +167,9 @@ def test_clicks_that_cannot_be_are_refused_before_the_push(
         with pytest.raises(error, match=message):
             tables.push(clicked={table: torch.tensor(keys) for table, keys in clicked.items()})
         assert tables.version == 0
-        tables.push()
+        tables.push()  # the gradients still wait
+        tables.save(str(tmp_path / "rows"))
+    assert sorted(key for key in rows_saved(tmp_path / "rows")) == [1, 2]
 
 
 def test_rules_are_checked_as_those_of_a_job() -> None:

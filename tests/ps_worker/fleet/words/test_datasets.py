@@ -58,12 +58,13 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
     np.testing.assert_allclose(batch.dense.reshape(-1), [1.0, 2.0])
 
 
-def test_init_takes_the_columns_and_values_of_a_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["cat", "cat -"])
+def test_init_takes_the_columns_and_values_of_a_command(tmp_path: Path, command: str) -> None:
     path = tmp_path / "rows"
     path.write_text("1 1 1 u7 1 a1 1 0.5\n")
     made = fleet.QueueDataset()
     columns = ["click", "user", "ad", "dense_input"]
-    made.init(use_var=SCHEMA, pipe_command="cat -", columns=columns, values="text")
+    made.init(use_var=SCHEMA, pipe_command=command, columns=columns, values="text")
 
     (batch,) = (made.set_filelist([path]), *made)[1:]
 

@@ -99,6 +99,50 @@ def test_program_is_built_again_by_its_name_and_options() -> None:
     np.testing.assert_array_equal(case.predict(), twin.predict())
 
 
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (None, 0.01),
+        (initializer.Uniform(), 1.0),
+        (initializer.Uniform(low=-0.25, high=0.25), 0.25),
+        (initializer.Normal(std=0.1), 0.1 * 3**0.5),  # the deviation of [-r, r) is r / sqrt(3)
+        (initializer.TruncatedNormal(0.0, 0.2), 0.2 * 3**0.5),
+        (initializer.Constant(0.0), 0.0),
+    ],
+)
+def test_initializer_of_rows_is_a_uniform_one(start: Any, expected: float) -> None:
+    _, slots, click = columns()
+    rows = embedding(slots[0], 4, start=start)
+    logit = functional.sigmoid(paddle.static.nn.fc(rows, 1))
+
+    (table,) = functional.log_loss(logit, click).model_of_program(0).tables
+
+    assert table.init_range == pytest.approx(expected)
+
+
+def test_initializer_of_a_layer_is_its_own() -> None:
+    numbers, _, click = columns()
+    attr = paddle.ParamAttr(initializer=initializer.Uniform(0.5, 0.75))
+    hidden = paddle.static.nn.fc(numbers, 500, weight_attr=attr)
+    logit = functional.sigmoid(paddle.static.nn.fc(hidden, 1))
+
+    model = functional.log_loss(logit, click).model_of_program(0)
+
+    weight = model.initial_values[: 500 * 3]
+    assert 0.5 <= weight.min() < 0.51
+    assert 0.74 < weight.max() < 0.75
+
+
+def test_constants_of_rows_other_than_zero_are_refused() -> None:
+    _, slots, _ = columns()
+    with pytest.raises(UsageError, match=r"initializer of rows is \('constant', 0\.5\), expected"):
+        embedding(slots[0], 4, start=initializer.Constant(0.5))
+    with pytest.raises(UsageError, match=r"initializer of rows is \('uniform', 0\.0, 1\.0\)"):
+        embedding(slots[0], 4, start=initializer.Uniform(0.0))
+    with pytest.raises(UsageError, match=r"initializer normal of .*'deviation'.* it has"):
+        initializer.Normal(deviation=1.0)
+
+
 def test_columns_are_those_of_the_variables_in_any_order(tmp_path: Path) -> None:
     numbers, slots, click = columns()
     model = loss_of(numbers, slots[:2], click).model_of_program(0)

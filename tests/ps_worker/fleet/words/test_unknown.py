@@ -93,7 +93,7 @@ def main(fleet_strategy):
     fleet.save_persistables(exe, "model")
     fleet.save_persistables(exe, "model", None, 0, 1)
     fleet.save_model("model")
-    fleet.split_files(*files), fleet.init(**settings), other.save_model(1)
+    fleet.split_files(*files), fleet.split_files(**settings), other.save_model(1)
     fleet.split_files()
 """
 
