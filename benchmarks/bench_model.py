@@ -28,12 +28,12 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
 from ctr_ps.ctr_model.models.model import Compute
-from ctr_ps.ctr_model.registry import MODELS, build_model, with_compute
+from ctr_ps.ctr_model.registry import MODELS, ZOO, build_model, with_compute
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
 ROUND_SECONDS = 0.25
-# Of keys alone: which slots share them matters to no model but `din`.
+# Of keys alone: which slots share them matters to no models but `din` and `bst`.
 SCHEMA = replace(criteo_schema(), shares={"C2": "C1"})
 ALL = "all"
 
@@ -112,7 +112,7 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, ALL])
+    parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, *ZOO, ALL])
     parser.add_argument("--compute", default="float32", choices=get_args(Compute))
     parser.add_argument("--batch-size", type=int, action="append", help="default: 100, 512, 4096")
     parser.add_argument("--rounds", type=int, default=20)

@@ -16,7 +16,6 @@ from ctr_ps.ctr_model import NEEDS_TORCH
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.din import Din
 from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Compute, Model, module_class_of, tasks_of
 from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
@@ -32,7 +31,6 @@ MODELS: dict[str, ModelClass] = {
     "wide_deep": WideDeep,
     "deepfm": DeepFm,
     "dcn_v2": DcnV2,
-    "din": Din,
 }
 
 TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
@@ -40,7 +38,15 @@ TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
 
 _NUMPY_MODELS = MODELS | TASK_MODELS
 
-ZOO = {"final_mlp": "final_mlp:FinalMlp"}
+ZOO = {
+    "auto_int": "auto_int:AutoInt",
+    "bst": "bst:Bst",
+    "din": "din:Din",
+    "final_mlp": "final_mlp:FinalMlp",
+    "gdcn": "gdcn:Gdcn",
+    "mask_net": "mask_net:MaskNet",
+    "wukong": "wukong:Wukong",
+}
 """Published models as PyTorch modules, each with its file in ctr_model/torch/zoo and its class."""
 
 _MODULES = ZOO | {"program": "program:Program"}  # that of a static program (docs/fleet.md)

@@ -7,7 +7,6 @@ from ctr_ps.ctr_model.layers.pooling import require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.din import Din
 from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Task
 from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
@@ -22,7 +21,6 @@ __all__ = [
     "CtrDnn",
     "DcnV2",
     "DeepFm",
-    "Din",
     "EmbeddingTable",
     "Esmm",
     "Floats",

@@ -19,7 +19,7 @@ kernels half as fast.
 """
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -77,7 +77,7 @@ Pooling = Literal["sum", "mean", "max"]
 SlotOptions = Mapping[str, int | str]
 """Overrides of the model's `dim` and `pooling` for a slot."""
 
-_SUM, _MEAN, _MAX, _ELSEWHERE = range(4)
+_SUM, _MEAN, _MAX = range(3)
 _CODES = {"sum": _SUM, "mean": _MEAN, "max": _MAX}
 
 
@@ -107,13 +107,11 @@ class PooledSlots:
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
         table: str = "embedding",
-        elsewhere: Collection[int] = (),
     ) -> None:
         """Takes the options that models have in common; see `CtrDnn`.
 
-        `table` names the table of width `dim`, `table`_D that of width D. Slots in `elsewhere`, by number,
-        are filled and scattered back by the caller. Raises ValueError for an unknown slot, option or pooling,
-        or a width below 1.
+        `table` names the table of width `dim`, `table`_D that of width D. Raises ValueError for an unknown
+        slot, option or pooling, or a width below 1.
         """
         require_widths(dim=dim)
         require_range(init_range)
@@ -124,8 +122,6 @@ class PooledSlots:
             checked = _checked(name, options)
             dims[slot] = checked.get("dim", dim)
             poolings[slot] = checked.get("pooling", poolings[slot])
-        for slot in elsewhere:
-            poolings[slot] = _ELSEWHERE
         ends = schema.num_dense + np.cumsum([0, *dims])
         self.width = int(ends[-1])
         self.columns = [
@@ -149,15 +145,6 @@ class PooledSlots:
             codes = np.array([poolings[slot] for slot in own], np.int64)
             self._parts.append((name, places, codes))
         self._is_sum = len(self._parts) == 1 and set(poolings) == {_SUM}
-
-    def table_of(self, slot: int) -> tuple[str, int]:
-        """Returns the table of slot `slot`, from 0, and the slot's number in that table."""
-        for table in self.tables:
-            if table.slots is None:
-                return table.name, slot
-            if slot in table.slots:
-                return table.name, table.slots.index(slot)
-        raise IndexError(slot)
 
     def forward(self, dense: Floats, lookups: Lookups, out: Floats) -> None:
         """Overwrites `out` float32[B, width] with X, for `dense` float32[B, num_dense]."""
@@ -214,8 +201,6 @@ def _pool(
     dim, num_slots = np.uintp(rows.shape[1]), columns.size
     for b in range(out.shape[0]):
         for s in range(num_slots):
-            if poolings[s] == _ELSEWHERE:
-                continue
             column = np.uintp(columns[s])
             start, stop = offsets[b * num_slots + s], offsets[b * num_slots + s + 1]
             for d in range(dim):
@@ -251,7 +236,7 @@ def _scatter(
     for b in range(grad.shape[0]):
         for s in range(num_slots):
             start, stop = offsets[b * num_slots + s], offsets[b * num_slots + s + 1]
-            if poolings[s] == _ELSEWHERE or start == stop:
+            if start == stop:
                 continue
             column = np.uintp(columns[s])
             if poolings[s] == _MAX:

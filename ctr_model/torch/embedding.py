@@ -259,7 +259,8 @@ def _table(name: str, embeddings: Sequence[SlotEmbedding], schema: Schema) -> Em
     sources = [embedding.sources(schema) for embedding in embeddings]
     union = sorted(
         dict.fromkeys(source for each in sources for source in each),
-        key=lambda source: source[1] != _NO_SLOT,  # crosses come behind the slots
+        # Slots as in the schema, so that a table of all takes a batch as it is; crosses come behind them.
+        key=lambda source: (source[1] != _NO_SLOT, source[0] if source[1] == _NO_SLOT else 0),
     )
     for embedding, own in zip(embeddings, sources, strict=True):
         embedding.take_part(name, None if own == union else [union.index(each) for each in own])

@@ -211,6 +211,18 @@ def test_dense_block_begins_with_the_values_that_are_given(store):
         store.create_dense(replace(spec, values_digest=6), values)
 
 
+def test_values_of_a_segment_replace_those_given_for_the_block(store):
+    """As a bias starts at the click rate of the data, in a model that gives initial values."""
+    bias = DenseSegment(length=2, initializer=InitializerSpec(), values=(0.5, -3.0))
+    spec = replace(TOWER, name="given", segments=(SEVEN, bias, SEVEN), values_digest=5)
+
+    store.create_dense(spec, np.arange(16, dtype=np.float32))
+
+    out = np.empty(16, np.float32)
+    store.pull_dense({"given": out}).result()
+    assert out.tolist() == [*range(7), 0.5, -3.0, *range(9, 16)]
+
+
 def test_dense_block_of_one_element_is_pulled_and_pushed(store):
     """Of several servers, all but one have no element of it."""
     one = DenseSegment(length=1, initializer=InitializerSpec())

@@ -5,7 +5,6 @@ A model gets all tests of tests/ctr_model/models/test_models.py by one line in `
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,10 +48,6 @@ SMALL: dict[str, Small] = {
     ),
     "deepfm": Small(models.deepfm, {"dim": 2, "hidden": [7, 6]}),
     "dcn_v2": Small(models.dcn_v2, {"dim": 2, "hidden": [7, 6]}),
-    "din": Small(
-        partial(models.din, histories={2: 0}, max_length=2),
-        {"dim": 2, "hidden": [7, 6], "attention_hidden": [5], "max_length": 2},
-    ),
     MY_MODEL: Small(my_model.probability, {"slots": ["C4", "C2"], "dim": 2}),
 }
 
@@ -194,6 +189,26 @@ def assert_gradients_agree(case: ModelCase, oracle: Oracle) -> None:
             lambda at, name=name: case.oracle_loss(oracle, params, {**rows, name: at}), rows[name]
         )
         _assert_close(actual.sparse[name], expected, f"table {name!r}")
+
+
+def assert_slopes_agree(case: ModelCase, oracle: Oracle, step: float = 1e-5) -> None:
+    """Checks the gradient along random directions, by two calls of a slow oracle for each."""
+    params, rows = case.values()
+    rng = np.random.default_rng(7)
+    actual = case.gradient()
+    for _ in range(3):
+        way = rng.normal(size=params.size)
+        ways = {name: rng.normal(size=each.shape) for name, each in rows.items()}
+
+        def loss(distance: float, way: Array = way, ways: Mapping[str, Array] = ways) -> float:
+            moved = {name: each + distance * ways[name] for name, each in rows.items()}
+            return case.oracle_loss(oracle, params + distance * way, moved)
+
+        expected = (loss(step) - loss(-step)) / (2 * step)
+        found = np.dot(actual.dense, way) + sum(
+            np.sum(actual.sparse[name] * ways[name]) for name in rows
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def assert_predictions_agree(case: ModelCase, oracle: Oracle) -> None:

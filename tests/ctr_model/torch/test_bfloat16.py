@@ -28,7 +28,6 @@ WIDE: dict[str, dict[str, Any]] = {
     "wide_deep": {"dim": 8, "hidden": [32, 24], "crosses": [["C1", "C2"]]},
     "deepfm": {"dim": 8, "hidden": [32, 24]},
     "dcn_v2": {"dim": 8, "hidden": [32, 24], "cross_rank": 16},
-    "din": {"dim": 8, "hidden": [32, 24], "attention_hidden": [24]},
 }
 NARROW = ("lr", "fm")
 

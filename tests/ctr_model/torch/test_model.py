@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import nn  # noqa: E402
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable  # noqa: E402
+from ctr_ps.ctr_model.models.model import EmbeddingTable, initial_biases_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import ModelInputError  # noqa: E402
 from ctr_ps.ctr_model.registry import build_model, name_of  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
@@ -251,6 +251,23 @@ def test_batch_without_any_key_has_zeros(module: Any) -> None:
         assert np.isfinite(found.dense).all()
 
 
+def test_a_module_names_the_biases_of_its_logits() -> None:
+    class Named(Net):
+        logit_biases = ("layer.bias",)
+
+    class Unknown(Net):
+        logit_biases = ("layer.bais",)
+
+    model = TorchModel(SCHEMA, Named)
+
+    assert initial_biases_of(model, [0.2]) == {"layer.bias": (math.log(0.25),)}
+    assert initial_biases_of(TorchModel(SCHEMA, Net), [0.2]) == {}
+    with pytest.raises(
+        ValueError, match=r"logit_biases has 'layer.bais', .* parameters: layer.weight"
+    ):
+        TorchModel(SCHEMA, Unknown)
+
+
 def test_what_is_behind_the_rows_of_a_slot_does_not_matter() -> None:
     """Not even if it is infinite, or its gradient not a number."""
 
@@ -269,12 +286,10 @@ def test_what_is_behind_the_rows_of_a_slot_does_not_matter() -> None:
     case = ModelCase(TorchModel(SCHEMA, Norms), SCHEMA, seed=1)
     lookup = case.lookups["items"]
     expected = case.predict()
-    assert longest == [np.diff(lookup.offsets).reshape(-1, 4)[:, 0].max()], (
-        "of its own slot, which is first"
-    )
+    assert longest == [np.diff(lookup.offsets).reshape(-1, 4)[:, 1].max()], "of its own slot"
 
     assert np.isfinite(case.gradient().sparse["items"]).all()
-    own = np.concatenate([keys_of(lookup, b, 0) for b in range(case.batch.size)])
+    own = np.concatenate([keys_of(lookup, b, 1) for b in range(case.batch.size)])
     rows = lookup.rows.copy()
     rows[np.setdiff1d(np.arange(len(rows)), own)] = np.inf
     case.change_lookup("items", rows=rows)
