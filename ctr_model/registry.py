@@ -42,9 +42,9 @@ ZOO = {
     "auto_int": "auto_int:AutoInt",
     "bst": "bst:Bst",
     "din": "din:Din",
-    "final_mlp": "final_mlp:FinalMlp",
-    "gdcn": "gdcn:Gdcn",
-    "mask_net": "mask_net:MaskNet",
+    "final_mlp": "gated:FinalMlp",
+    "gdcn": "gated:Gdcn",
+    "mask_net": "gated:MaskNet",
     "wukong": "wukong:Wukong",
 }
 """Published models as PyTorch modules, each with its file in ctr_model/torch/zoo and its class."""

@@ -1,8 +1,4 @@
-"""AutoInt: self-attention between fields.
-
-Song et al., "AutoInt: automatic feature interaction learning via self-attentive neural networks", CIKM 2019,
-arXiv 1810.11921.
-"""
+"""AutoInt: self-attention between fields (Song et al., CIKM 2019, arXiv 1810.11921)."""
 
 from collections.abc import Sequence
 

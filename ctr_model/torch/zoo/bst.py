@@ -1,8 +1,4 @@
-"""BST: a transformer over a history and the shown item.
-
-Chen et al., "Behavior sequence transformer for e-commerce recommendation in Alibaba", DLP-KDD 2019, arXiv
-1905.06874.
-"""
+"""BST: a transformer over a history and the shown item (Chen et al., DLP-KDD 2019, arXiv 1905.06874)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,34 +45,18 @@ class Bst(nn.Module):
     ) -> None:
         super().__init__()
         require_widths(hidden=hidden, layers=layers, heads=heads, feed_forward=feed_forward)
-        self.inputs = Inputs(
-            schema,
-            dim=dim,
-            init_range=init_range,
-            pooling=pooling,
-            slots=slots,
-            histories=histories,
-            max_length=max_length,
-        )
+        self.inputs = Inputs(schema, dim, init_range, pooling, slots, histories, max_length)
         self.transformers = nn.ModuleList()
         self.positions = nn.ParameterList()
         for history in self.inputs.targets:
             width = self.inputs.dims[history]
             if width % heads:
                 raise ValueError(f"heads is {heads}, expected a divisor of dim, {width}")
-            self.transformers.append(
-                nn.ModuleList(
-                    nn.TransformerEncoderLayer(
-                        width,
-                        heads,
-                        feed_forward,
-                        dropout,
-                        activation=functional.leaky_relu,
-                        batch_first=True,
-                    )
-                    for _ in range(layers)
-                )
-            )
+            sizes = width, heads, feed_forward, dropout, functional.leaky_relu
+            of_history = [
+                nn.TransformerEncoderLayer(*sizes, batch_first=True) for _ in range(layers)
+            ]
+            self.transformers.append(nn.ModuleList(of_history))
             # The last row is q, of the target.
             self.positions.append(nn.Parameter(init_range * torch.randn(max_length + 1, width)))
         self.mlp = Mlp(self.inputs.width, hidden, dropout=dropout)

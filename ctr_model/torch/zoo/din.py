@@ -1,7 +1,4 @@
-"""DIN: the keys of a history are weighted by their similarity to the shown item.
-
-Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018, arXiv 1706.06978.
-"""
+"""DIN: attention of histories to the shown item (Zhou et al., KDD 2018, arXiv 1706.06978)."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -75,15 +72,7 @@ class Din(_Layers):
     ) -> None:
         """Builds the network; `histories` maps a history to its target, by default `schema.shares`."""
         require_widths(hidden=hidden, attention_hidden=attention_hidden)
-        inputs = Inputs(
-            schema,
-            dim=dim,
-            init_range=init_range,
-            pooling=pooling,
-            slots=slots,
-            histories=histories,
-            max_length=max_length,
-        )
+        inputs = Inputs(schema, dim, init_range, pooling, slots, histories, max_length)
         super().__init__("fc", (inputs.width, *hidden, 1), dropout)
         self.inputs = inputs
         self.attention = nn.Module()

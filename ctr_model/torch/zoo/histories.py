@@ -18,7 +18,6 @@ class Inputs(nn.Module):
     def __init__(
         self,
         schema: Schema,
-        *,
         dim: int,
         init_range: float,
         pooling: Pooling,
@@ -28,12 +27,12 @@ class Inputs(nn.Module):
     ) -> None:
         super().__init__()
         require_widths(max_length=max_length)
-        self.targets = _targets(schema, schema.shares if histories is None else histories)
-        _require_poolable(self.targets, slots)
+        self.targets = dict(schema.shares if histories is None else histories)
+        _require_histories(schema, self.targets, slots)
         plan = PooledSlots(schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots)
         self.width, self._max_length, self._slots = plan.width, max_length, schema.slots
-        columns = zip(schema.slots, plan.columns, strict=True)
-        self.dims = {name: column.stop - column.start for name, column in columns}
+        widths = (column.stop - column.start for column in plan.columns)
+        self.dims = dict(zip(schema.slots, widths, strict=True))
 
         def embedding(names: list[str], pooling: Any) -> SlotEmbedding:
             width = self.dims[names[0]]
@@ -66,52 +65,41 @@ class Inputs(nn.Module):
         for (history, target), embedding in zip(self.targets.items(), self.rows, strict=True):
             rows, is_there = (each.squeeze(1) for each in embedding(batch))
             places = torch.arange(rows.shape[1], device=rows.device)
-            ages = is_there.sum(1, keepdim=True) - 1 - places
-            yield (
-                history,
-                target,
-                rows,
-                ages.masked_fill(ages >= self._max_length, -1).clamp(min=-1),
-            )
+            ages = (is_there.sum(1, keepdim=True) - 1 - places).clamp(min=-1)
+            yield history, target, rows, ages.masked_fill(ages >= self._max_length, -1)
 
     def concatenated(self, batch: Batch, vectors: Mapping[str, Tensor]) -> Tensor:
         """Returns [dense | slot 1 | ... | slot S], float32[B, width]."""
         return torch.cat([batch.dense, *(vectors[name] for name in self._slots)], dim=1)
 
 
-def _targets(schema: Schema, histories: Mapping[str, str]) -> dict[str, str]:
-    """Returns the target of each history; ValueError unless they are other slots with the same keys."""
-    if not histories:
+def _require_histories(
+    schema: Schema, targets: Mapping[str, str], slots: Mapping[str, SlotOptions]
+) -> None:
+    """Raises ValueError unless each target is another slot with the same keys and dim."""
+    if not targets:
         raise ValueError(
             "histories is empty, and no slots of the schema share keys: name a history and its target in "
             'the schema, such as shares = { history = "item" }'
         )
-    for name, target in histories.items():
+    for name, target in targets.items():
         where = f"histories.{name}"
-        numbers = [
-            schema.slot_numbers[schema.slot_index(each, where=where)] for each in (name, target)
-        ]
-        if target in histories:
+        history, shown = (schema.slot_index(each, where=where) for each in (name, target))
+        if target in targets:
             raise ValueError(
                 f"{where} is {target!r}, which is itself a history: name a slot that is not"
             )
-        if numbers[0] != numbers[1]:
+        if schema.slot_numbers[history] != schema.slot_numbers[shown]:
             raise ValueError(
                 f"{where} is {target!r}, but equal values of the two slots have different keys: "
                 f'share them in the schema, shares = {{ {name} = "{target}" }}'
             )
-    return dict(histories)
-
-
-def _require_poolable(targets: Mapping[str, str], slots: Mapping[str, SlotOptions]) -> None:
-    """Refuses pooling for a history, and another width than that of its target."""
-    for name, target in targets.items():
-        own, other = slots.get(name, {}), slots.get(target, {})
+        own = slots.get(name, {})
         if "pooling" in own:
             raise ValueError(
                 f"slots.{name}.pooling: {name!r} is a history, pooled by attention: remove this option"
             )
-        if own.get("dim") != other.get("dim"):
+        if own.get("dim") != slots.get(target, {}).get("dim"):
             raise ValueError(
                 f"slots.{name}.dim: the history {name!r} and its target {target!r} have the same rows, so "
                 "they need the same dim"

@@ -1,7 +1,4 @@
-"""Wukong: stacked factorization machines, for interactions of any order.
-
-Zhang et al., "Wukong: towards a scaling law for large-scale recommendation", ICML 2024, arXiv 2403.02545.
-"""
+"""Wukong: stacked factorization machines (Zhang et al., ICML 2024, arXiv 2403.02545)."""
 
 from collections.abc import Sequence
 
@@ -46,10 +43,9 @@ class Wukong(nn.Module):
         require_widths(fm_hidden=fm_hidden, hidden=hidden)
         self.fields = Fields(schema, dim=dim, init_range=init_range, pooling=pooling)
         out = fm_fields + linear_fields
-        counts = [self.fields.count, *[out] * (layers - 1)]
         self.layers = nn.ModuleList(
             _Layer(count, dim, fm_fields, linear_fields, rank, fm_hidden, dropout)
-            for count in counts
+            for count in [self.fields.count, *[out] * (layers - 1)]
         )
         self.head = Mlp(out * dim, hidden, dropout=dropout)
 
@@ -64,24 +60,15 @@ class Wukong(nn.Module):
 
 class _Layer(nn.Module):
     def __init__(
-        self,
-        count: int,
-        dim: int,
-        fm_fields: int,
-        linear_fields: int,
-        rank: int,
-        fm_hidden: Sequence[int],
-        dropout: float,
+        self, count: int, dim: int, n: int, m: int, rank: int, hidden: Sequence[int], dropout: float
     ) -> None:
         super().__init__()
-        out = fm_fields + linear_fields
         self.project = nn.Linear(count, rank, bias=False)
-        self.interact = nn.Sequential(
-            nn.LayerNorm(count * rank),
-            Mlp(count * rank, fm_hidden, fm_fields * dim, dropout=dropout),
-        )
-        self.compress = nn.Linear(count, linear_fields, bias=False)
-        self.residual = nn.Identity() if count == out else nn.Linear(count, out, bias=False)
+        mlp = Mlp(count * rank, hidden, n * dim, dropout=dropout)
+        self.interact = nn.Sequential(nn.LayerNorm(count * rank), mlp)
+        self.compress = nn.Linear(count, m, bias=False)
+        same = count == n + m
+        self.residual = nn.Identity() if same else nn.Linear(count, n + m, bias=False)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,8 +76,6 @@ class _Layer(nn.Module):
         by_column = x.mT  # [B, D, F]
         products = x @ self.project(by_column)  # [B, F, rank]
         interacted = self.interact(products.flatten(1)).unflatten(1, (-1, x.shape[2]))
-        linear = self.compress(by_column).mT
-        normed: Tensor = self.norm(
-            torch.cat([interacted, linear], dim=1) + self.residual(by_column).mT
-        )
+        new = torch.cat([interacted, self.compress(by_column).mT], dim=1)
+        normed: Tensor = self.norm(new + self.residual(by_column).mT)
         return normed

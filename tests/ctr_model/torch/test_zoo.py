@@ -3,9 +3,13 @@
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
@@ -13,9 +17,12 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 from ctr_ps.ctr_model.models.model import initial_biases_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import Lookup  # noqa: E402
 from ctr_ps.ctr_model.registry import ZOO, build_model, name_of  # noqa: E402
-from ctr_ps.ctr_model.schema import Schema  # noqa: E402
-from ctr_ps.ctr_model.torch import Batch  # noqa: E402
+from ctr_ps.ctr_model.schema import DenseColumn, Schema  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, TorchModel  # noqa: E402
 from ctr_ps.ctr_model.torch.batch import Rows  # noqa: E402
+from ctr_ps.ctr_model.torch.export import ProgramInputs, export  # noqa: E402
+from ctr_ps.ps_worker.predict import Predictor  # noqa: E402
+from ctr_ps.ps_worker.trainer import Trainer  # noqa: E402
 from tests.reference import models, zoo  # noqa: E402
 from tests.support.model_cases import (  # noqa: E402
     SCHEMA,
@@ -53,6 +60,8 @@ CASES: dict[str, tuple[Oracle, dict[str, Any]]] = {
     "wukong": (zoo.wukong, WUKONG),
     "wukong same": (zoo.wukong, {**WUKONG, "layers": 3, "linear_fields": 5}),
 }
+
+FAST = ("din", "final_mlp")
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -119,6 +128,75 @@ def test_fresh_model_predicts_the_rate(case: str) -> None:
     (values,) = initial_biases_of(found.model, [0.2]).values()
 
     assert values == (math.log(0.2 / 0.8),)
+
+
+INTERACTION = Schema(dense=(DenseColumn(name="noise"),), slots=("a", "b"))
+HISTORY = Schema(dense=(), slots=("item", "history"), shares={"history": "item"})
+OF_HISTORIES = ("bst", "din")
+
+
+def planted(name: str, rows: int, seed: int) -> Iterator[tuple[int, list[float], list[Any]]]:
+    """Yields samples of which no value matters in itself, only with another; the best AUC is 0.9.
+
+    `din` may see whether the item is in the history, `bst` what the last key of the history is.
+    """
+    rng = np.random.default_rng(seed)
+    for _ in range(rows):
+        item, other = rng.integers(8, size=2)
+        is_likely = (item + other) % 2
+        numbers, slots = [float(rng.normal())], [f"{item}", f"{other}"]
+        if name in OF_HISTORIES:
+            history = rng.choice(8, rng.integers(1, 5), replace=False)
+            is_likely = item in history if name == "din" else (item + history[-1]) % 2
+            numbers, slots = [], [f"{item}", [f"{each}" for each in history]]
+        yield int(rng.random() < (0.9 if is_likely else 0.1)), numbers, slots
+
+
+def trainer_of(name: str) -> Trainer:
+    return Trainer(
+        name,
+        {"dim": 8, "hidden": [32], "init_range": 0.1},
+        schema=HISTORY if name in OF_HISTORIES else INTERACTION,
+        optimizer={
+            "sparse": {"name": "adagrad", "learning_rate": 0.2},
+            "dense": {"name": "adam", "learning_rate": 0.005},
+        },
+        train={"batch_size": 32},
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in ZOO]
+)
+def test_it_learns_and_a_predictor_agrees(name: str, tmp_path: Path) -> None:
+    trainer, test = trainer_of(name), list(planted(name, 1000, seed=2))
+
+    trainer.train(list(planted(name, 2000, seed=1)), epochs=3)
+
+    auc = trainer.evaluate(test)["auc"]
+    assert auc is not None
+    assert auc > 0.85
+    trainer.save(str(tmp_path / "model"))
+    predictor = Predictor.load(tmp_path / "model")
+    np.testing.assert_allclose(predictor.predict_samples(test), trainer.predict(test), rtol=1e-5)
+
+
+@pytest.mark.slow
+@every_case
+def test_onnx_program_predicts_the_same(case: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx, and onnxruntime")
+    cases = [of(case)[0], of(case, seed=2, batch_size=9)[0]]
+    model = cases[0].model
+    assert isinstance(model, TorchModel)
+
+    export(model, cases[0].params, tmp_path / "model.onnx")
+
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    for each in cases:
+        each.model, each.params = model, cases[0].params
+        inputs = ProgramInputs(model).of(replace(each.batch, labels=None), each.lookups)
+        (found,) = session.run(["probabilities"], dict(inputs))
+        np.testing.assert_allclose(found, each.predict(), rtol=1e-4)
 
 
 def test_without_pytorch_the_error_names_the_extra() -> None:
