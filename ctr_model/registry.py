@@ -64,7 +64,7 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     values; those of other models are drawn by the servers. Raises ValueError if the model or an option is
     unknown (names the nearest one) or invalid, the file cannot be imported, or PyTorch is missing.
     """
-    model_class = _load_class(name) if ".py" in name else _class_named(name)
+    model_class = _load_class(name) if ".py" in name else class_named(name)
     abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
     _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
@@ -91,6 +91,25 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
             f"{', '.join(TASK_MODELS)}, or name one label in the schema, such as label = {schema.label!r}"
         )
     return model
+
+
+def class_named(name: str) -> ModelClass:
+    """Returns the class of a built-in model; ValueError if it is unknown, or PyTorch is missing."""
+    if name in _NUMPY_MODELS:
+        return _NUMPY_MODELS[name]
+    if name not in _MODULES:
+        known = [*_NUMPY_MODELS, *ZOO]
+        raise ValueError(
+            f'{_unknown("model", name, known)}; a custom model is "my_model.py:MyModel"'
+        )
+    file, _, class_name = _MODULES[name].partition(":")
+    try:
+        module = importlib.import_module(f"{_ZOO_PACKAGE}.{file}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ValueError(f"model {name!r} {NEEDS_TORCH}") from error
+    return cast("ModelClass", getattr(module, class_name))
 
 
 def with_compute(model: Model, compute: Compute) -> Model:
@@ -180,24 +199,6 @@ def name_of(model: Model) -> str | None:
         of_zoo = (name for name, known in _MODULES.items() if place == f"{_ZOO_PACKAGE}.{known}")
         return next(of_zoo, f"{inspect.getfile(module_class)}:{module_class.__qualname__}")
     return next((name for name, known in _NUMPY_MODELS.items() if type(model) is known), None)
-
-
-def _class_named(name: str) -> ModelClass:
-    if name in _NUMPY_MODELS:
-        return _NUMPY_MODELS[name]
-    if name not in _MODULES:
-        known = [*_NUMPY_MODELS, *ZOO]
-        raise ValueError(
-            f'{_unknown("model", name, known)}; a custom model is "my_model.py:MyModel"'
-        )
-    file, _, class_name = _MODULES[name].partition(":")
-    try:
-        module = importlib.import_module(f"{_ZOO_PACKAGE}.{file}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ValueError(f"model {name!r} {NEEDS_TORCH}") from error
-    return cast("ModelClass", getattr(module, class_name))
 
 
 def _load_class(name: str) -> ModelClass:

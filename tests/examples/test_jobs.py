@@ -29,10 +29,14 @@ def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+def require_torch() -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_example_is_a_job(example: Path) -> None:
     if "ctr-ps[torch]" in example.read_text():
-        pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+        require_torch()
 
     job = load_job(example)
 
@@ -66,6 +70,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_attention_learns_what_a_sum_of_the_history_does_not(clicks: Path) -> None:
+    require_torch()
     total = auc_of("din.toml", clicks, "model={name='ctr_dnn', dim=8, hidden=[32], init_range=0.1}")
 
     attention = auc_of("din.toml", clicks)
@@ -75,6 +80,7 @@ def test_attention_learns_what_a_sum_of_the_history_does_not(clicks: Path) -> No
 
 
 def test_trained_model_predicts_samples_with_histories(clicks: Path, tmp_path: Path) -> None:
+    require_torch()
     auc_of("din.toml", clicks, f"checkpoint.dir={tmp_path}/checkpoints")
 
     predictor = Predictor.load(tmp_path / "checkpoints")

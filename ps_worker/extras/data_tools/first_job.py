@@ -163,6 +163,7 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         'name = "deepfm"    # weights, pairs of slots and a small network; docs/models.md has others',
         "dim = 8            # numbers in the embedding of a value",
         "hidden = [64, 32]",
+        *_about_histories(first),
         "",
         "[data]",
         f"train = {_listed(first.train)} # {rows}",
@@ -199,6 +200,18 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _about_histories(first: FirstJob) -> list[str]:
+    """Returns a comment on models for lists in order of time, which need an extra; empty without lists."""
+    columns = first.sample.columns
+    lists = [name for name in first.proposal.schema().slots if is_list_type(columns[name].type)]
+    if not lists:
+        return []
+    return [
+        f"# If {_text(lists[0])} is in order of time, oldest first, `din` compares its values with another",
+        "# slot's: pip install 'ctr-ps[torch]', see docs/models.md#histories",
+    ]
 
 
 def _row_bytes(first: FirstJob) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS
+from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS, ZOO, class_named
 from tests.support.model_cases import small_model
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/models.md").read_text()
-MODEL_ROWS, OPTION_ROWS, TASK_OPTION_ROWS = 0, 1, 2
+MODEL_ROWS, OPTION_ROWS, TASK_OPTION_ROWS, ZOO_ROWS = 0, 1, 2, 3
 
 
 def rows(part: int) -> dict[str, list[str]]:
@@ -32,7 +32,7 @@ def names(cell: str) -> list[str]:
 def options_of(model: str) -> dict[str, object]:
     return {
         name: list(parameter.default) if type(parameter.default) is tuple else parameter.default
-        for name, parameter in inspect.signature((MODELS | TASK_MODELS)[model]).parameters.items()
+        for name, parameter in inspect.signature(class_named(model)).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
 
@@ -62,6 +62,26 @@ def test_every_option_of_several_labels_is_listed_with_its_default() -> None:
             listed[model][option] = json.loads(default.strip("`"))
 
     assert listed == {model: options_of(model) for model in TASK_MODELS}
+
+
+def test_every_option_of_the_zoo_is_listed_with_its_default() -> None:
+    """Those that all have are below the table, with the exceptions."""
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    assert list(rows(ZOO_ROWS)) == list(ZOO)
+
+    def options(text: str) -> dict[str, object]:
+        return {name: json.loads(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", text)}
+
+    line = next(line for line in PAGE.splitlines() if line.startswith("All have "))
+    of_all, of_histories = (options(part) for part in line.split("`bst` and `din` also"))
+    for name, (_, own, _) in rows(ZOO_ROWS).items():
+        listed = {**of_all, **options(own)}
+        if name in ("bst", "din"):
+            listed |= {**of_histories, "histories": None}
+        if name == "din":
+            listed["hidden"] = [400, 400, 400]
+            assert "`din`: `[400,400,400]`" in line
+        assert listed == options_of(name), name
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from ctr_ps.ctr_model.models.model import initial_biases_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import Lookup  # noqa: E402
-from ctr_ps.ctr_model.registry import ZOO, build_model, name_of  # noqa: E402
+from ctr_ps.ctr_model.registry import ZOO, build_model, name_of, with_compute  # noqa: E402
 from ctr_ps.ctr_model.schema import DenseColumn, Schema  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch, TorchModel  # noqa: E402
 from ctr_ps.ctr_model.torch.batch import Rows  # noqa: E402
@@ -105,6 +105,19 @@ def test_gradients_agree_in_float64(case: str) -> None:
     values = [*map(torch.from_numpy, rows), *module.parameters()]
     inputs = [each.detach().double().requires_grad_() for each in values]
     assert torch.autograd.gradcheck(logits, inputs, fast_mode=True)
+
+
+@every_case
+def test_bfloat16_changes_little(case: str) -> None:
+    found, _ = of(case)
+    expected = found.gradient()
+
+    found.model = with_compute(found.model, "bfloat16")
+
+    in_bfloat16 = found.gradient()
+    assert in_bfloat16.loss == pytest.approx(expected.loss, rel=0.05)
+    difference = np.linalg.norm(in_bfloat16.dense - expected.dense)
+    assert difference < 0.1 * np.linalg.norm(expected.dense)
 
 
 def keys_of(lookup: Lookup, rows: torch.Tensor) -> Rows:
