@@ -2,6 +2,7 @@
 
 Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
+    ps-launch --server-num 2 --worker-num 2 --dry-run job.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
     ps-launch --server-num 2 --worker-num 2 --heter-num 1 examples/torch_wide_deep.toml
@@ -12,7 +13,9 @@ Examples:
 import contextlib
 import itertools
 import logging
+import os
 import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,14 @@ from typer.core import TyperCommand
 from ctr_ps.deploy.chaos import FORMS, Chaos, SentenceError, parse
 from ctr_ps.deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
-from ctr_ps.deploy.plan import commands_of_job, commands_of_script, is_script
+from ctr_ps.deploy.plan import (
+    Plan,
+    commands_of_job,
+    commands_of_script,
+    environment_of,
+    exit_code_of,
+    is_script,
+)
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
 from ctr_ps.protos.runtime.environment import toml_value
@@ -92,6 +102,12 @@ def command(
         bool,
         typer.Option("--json", help="Jobs: print the result of worker 0 as JSON on the last line."),
     ] = False,
+    is_dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Jobs: run one `ps-worker train --dry-run`, and no cluster."
+        ),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Jobs: override a key; repeatable."),
@@ -153,6 +169,7 @@ def command(
         of_jobs = {
             "--set": settings,
             "--json": json,
+            "--dry-run": is_dry,
             "--server-command": server_command,
             "--worker-command": worker_command,
         }
@@ -184,6 +201,8 @@ def command(
         if durability == "log" and not heter_num and rule is None:
             rule = "wait"
             commands = commands.with_setting("cluster.on_worker_loss=wait")
+    if is_dry:
+        raise typer.Exit(_dry_run(commands.worker, server_num, worker_num, heter_num))
     launch = Launch(
         commands=commands,
         num_servers=server_num,
@@ -205,6 +224,15 @@ def command(
     except LogDirError as error:
         raise typer.BadParameter(f"--log-dir: {error}") from error
     raise typer.Exit(code)
+
+
+def _dry_run(worker: Sequence[str], num_servers: int, num_workers: int, num_heter: int) -> int:
+    """Runs worker 0 of a cluster whose other processes are at ports where nothing answers."""
+    ports = itertools.count(1)
+    servers, heter = ([f"{HOST}:{next(ports)}" for _ in range(n)] for n in (num_servers, num_heter))
+    spec = Plan(servers, num_workers, heter).workers([*worker, "--dry-run"])[0]
+    environment = environment_of(spec, dict(os.environ))
+    return exit_code_of(subprocess.run(spec.command, env=environment, check=False).returncode)
 
 
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:

@@ -1,6 +1,7 @@
 """`ps-worker`: trains alone or in a cluster, and predicts.
 
 ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
+ps-worker train job.toml --dry-run                                        # checks a job by one step
 ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # a cluster on this machine
 ps-worker heter job.toml --device cuda                                    # dense part, for other workers
 ps-worker example deepfm my_folder                                        # an example of the package
@@ -59,6 +60,13 @@ Json = Annotated[
 def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
     overrides: Set = None,
+    is_dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the job: train one step in this process on its first rows, and save nothing.",
+        ),
+    ] = False,
     as_json: Json = False,
     metrics: Metrics = None,
     log_format: LogFormatOption = None,
@@ -67,7 +75,7 @@ def train(
     """Train a job, as a worker of the cluster set in the environment, or alone without one."""
     _start(log_format, log_level)
     with errors_as_exit_codes():
-        _report(_train(load_job(job, overrides or []), metrics), as_json)
+        _report(_train(load_job(job, overrides or []), metrics, is_dry=is_dry), as_json)
 
 
 @app.command()
@@ -185,12 +193,13 @@ def example(
             print(f"wrote {path}")
 
 
-def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
+def _train(job: Job, metrics: str | None, *, is_dry: bool) -> Mapping[str, Any]:
     from ctr_ps.protos.metrics.metrics_port import metrics_address
     from ctr_ps.ps_worker.checkpoints.resume import require_free_folder
     from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
     from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
     from ctr_ps.ps_worker.extras.heter.connect import before_the_cut, heter_trainers, require_heter
+    from ctr_ps.ps_worker.run.dry_run import dry_run
     from ctr_ps.ps_worker.run.membership import job_ends_by_errors
     from ctr_ps.ps_worker.run.plan import plan_of
     from ctr_ps.ps_worker.run.precompile import precompile
@@ -207,6 +216,11 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
             "data.train", "data.train is empty: name files, as by --set data.train='train/part-*'"
         )
     keep_freed_memory()
+    if is_dry:
+        plan = plan_of(job, role, new_pass_trainer=new_pass_trainer)
+        if role.heter_endpoints:
+            require_heter(job, plan.model)
+        return dry_run(plan)
     with job_ends_by_errors(role):
         plan = plan_of(job, role, new_pass_trainer=new_pass_trainer)
         if role.is_in_process:

@@ -4,6 +4,7 @@ The fakes synchronise through named pipes, without polling: opening one waits fo
 one to its end waits until every process that holds it has exited.
 """
 
+import ast
 import json
 import os
 import shlex
@@ -118,6 +119,24 @@ def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs(start: Sta
     assert sorted(logs["trainer.0.log"].splitlines()) == sorted(
         ["progress of 0", *out.splitlines()]
     )
+
+
+def test_dry_run_is_one_worker_with_the_role_of_the_first(start: Start) -> None:
+    worker = """
+import os, sys
+print({k: v for k, v in os.environ.items() if k.startswith("PADDLE_TRAINER")}, sys.argv[1:])
+sys.exit(7)
+"""
+
+    code, out, err = finish(start(SERVER, worker, "--dry-run", "--set", "train.epochs=2"))
+
+    assert code == 7, err
+    role = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0"}
+    assert [*map(ast.literal_eval, out.strip().replace("} [", "}\n[").splitlines())] == [
+        role,
+        ["job.toml", "--set", "train.epochs=2", "--dry-run"],
+    ]
+    assert not Path("log").exists()
 
 
 def test_first_failure_ends_the_others_and_shows_the_end_of_its_log(start: Start) -> None:

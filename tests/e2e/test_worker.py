@@ -46,6 +46,18 @@ def test_training_reports_what_scripts_read(model: tuple[Path, dict]) -> None:
     assert (len(trained["model_digest"]), trained["test_examples"]) == (64, 500)
 
 
+def test_dry_run_takes_a_step_and_writes_nothing(data: Path, tmp_path: Path) -> None:
+    settings = [f"--set=checkpoint.dir={tmp_path}/model", f"--set=run.dir={tmp_path}/run"]
+
+    found = result_of("ps-worker", "train", *job(data), *settings, "--dry-run")
+    printed = run("ps-launch", "--worker-num=2", "--dry-run", *job(data), *settings)
+
+    assert printed.returncode == 0, printed.stderr
+    assert found["rows_of_batch"] == 32
+    assert f"{found['loss']:.5g}" in printed.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_inference_agrees_with_the_evaluation_that_ended_training(
     model: tuple[Path, dict], data: Path, tmp_path: Path
 ) -> None:
