@@ -6,6 +6,7 @@ ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # a cl
 ps-worker heter job.toml --device cuda                                    # dense part, for other workers
 ps-worker example deepfm my_folder                                        # an example of the package
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
+ps-worker importance --model output/model                                 # of each feature
 ps-worker export --model output/model --output model.onnx                 # to ONNX, from PyTorch
 ps-worker report output/run-1 output/run-2                                # an HTML report
 """
@@ -16,7 +17,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,13 @@ AllowCode = Annotated[
         "--allow-code",
         help="Run code named by a checkpoint: a model's file, data.pipe_command.",
     ),
+]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="Checkpoint, or the checkpoint.dir of a job.")
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", help="Pattern of files; repeatable; default: test files of the job."),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")
@@ -98,11 +106,8 @@ def heter(
 
 @app.command()
 def infer(
-    model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Pattern of files; repeatable; default: test files of the job."),
-    ] = None,
+    model: ModelOption,
+    data: DataOption = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write, with one click probability per row.")
     ] = None,
@@ -135,8 +140,34 @@ def infer(
 
 
 @app.command()
+def importance(
+    model: ModelOption,
+    data: DataOption = None,
+    rows: Annotated[int, typer.Option(min=2, help="First rows to use.")] = 20_000,
+    overrides: Set = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Show how much a saved model loses when the values of a feature are permuted among rows."""
+    from ctr_ps.ps_server.checkpoint.reader import Checkpoint  # late: as above
+    from ctr_ps.ps_worker.extras.report.importance import importance_of_checkpoint
+    from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
+
+    _start()
+    with errors_as_exit_codes():
+        found = importance_of_checkpoint(
+            Checkpoint.open(model),
+            data or [],
+            rows=rows,
+            overrides=overrides or [],
+            allow_code=allow_code,
+        )
+        _report({name: json_value(value) for name, value in asdict(found).items()}, as_json)
+
+
+@app.command()
 def export(
-    model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
+    model: ModelOption,
     output: Annotated[Path, typer.Option(help="File to write, .onnx or .pt2.")],
     allow_code: AllowCode = False,
     as_json: Json = False,

@@ -76,6 +76,17 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
     assert ((predictions > 0) & (predictions < 1)).all()
 
 
+def test_importance_is_of_each_feature(model: tuple[Path, dict]) -> None:
+    folder, trained = model
+
+    found = result_of("ps-worker", "importance", "--model", folder, "--rows=500")
+
+    assert (found["examples"], found["auc"]) == (500, trained["auc"])
+    assert len(found["features"]) == 13 + 26
+    lost = [each["auc_lost"] for each in found["features"]]
+    assert lost == sorted(lost, reverse=True)
+
+
 def test_training_goes_on_from_a_checkpoint(model: tuple[Path, dict], data: Path) -> None:
     """At another learning rate."""
     folder, trained = model

@@ -12,29 +12,16 @@ from typing import Any
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError
 from ctr_ps.ps_server.checkpoint.publish import best_in
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
-from ctr_ps.ps_worker.checkpoints.attachments import (
-    job_of_checkpoint,
-    model_of_checkpoint,
-    require_consent,
-    schema_of_checkpoint,
-)
+from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint
 from ctr_ps.ps_worker.data.files.content import atomic_file
-from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.extras.report import sections
-from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_features
+from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_checkpoint
 from ctr_ps.ps_worker.extras.report.page import Section, page
 from ctr_ps.ps_worker.extras.report.runs import RunRecords, number, read_runs
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.datasets import streamed
-from ctr_ps.ps_worker.job.model import errors_of_model
-from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
 _NAMED = 3  # most runs whose names are the title
-
-_BATCH_SIZE = 4096
-"""Examples that are predicted at a time, at least: with 32 it takes nine times as long."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +100,10 @@ def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | st
 
 def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Importance:
     """Predicts with the best model of a run, or the last one if none was validated."""
-    root, data = of_run.checkpoint.dir, of_run.data
+    root = of_run.checkpoint.dir
     best = best_in(root)
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
-    job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    job = job_of_checkpoint(checkpoint)
     other = f"the model in {root} belongs to another run"
     if Path(job.run.dir).resolve() != Path(of_run.run.dir).resolve():
         raise CheckpointError(
@@ -125,22 +112,10 @@ def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Impo
     begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
     if begun is not None and checkpoint.manifest.created < begun:
         raise CheckpointError(f"{other}: it is older than this run, which has not saved yet")
-    require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
-    dataset = streamed(job, schema)
-    dataset.set_filelist(matching_files(data.test or data.valid))
-    with errors_of_model(job):
-        model = model_of_checkpoint(checkpoint, job, schema)
-        logger.info(
-            "importance of %s: %s, rows=%d; --importance-rows 0 leaves it out",
-            run.name,
-            checkpoint.url,
-            rows,
-        )
-        return importance_of_features(
-            SavedStore(SavedModel(checkpoint, maps=True)),
-            model,
-            schema,
-            dataset,
-            rows=rows,
-            batch_size=max(job.train.batch_size, _BATCH_SIZE),
-        )
+    logger.info(
+        "importance of %s: %s, rows=%d; --importance-rows 0 leaves it out",
+        run.name,
+        checkpoint.url,
+        rows,
+    )
+    return importance_of_checkpoint(checkpoint, rows=rows, allow_code=allow_code)

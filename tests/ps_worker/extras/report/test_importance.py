@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.errors import DataError, JobError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.attachments import (
@@ -24,6 +24,7 @@ from ctr_ps.ps_worker.extras.report.importance import (
     SEED,
     FeatureImportance,
     Importance,
+    importance_of_checkpoint,
     importance_of_features,
 )
 from ctr_ps.ps_worker.job.datasets import streamed
@@ -181,3 +182,28 @@ def test_run_of_one_class_does_not_change_the_order_of_features():
     (card,) = section.cards
     shown = list(dict.fromkeys(row[0] for row in card.cells))
     assert shown == ["feature-1", "feature-3", "feature-0", "feature-2"]
+
+
+def test_saved_model_is_measured_on_given_rows_or_those_of_its_job(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    root = runs[0].parent
+    checkpoint = Checkpoint.open(root / "model")
+    expected = measured(root, batches_of(root))
+
+    assert importance_of_checkpoint(checkpoint, rows=600) == expected
+    # A slot with one value for all rows cannot matter.
+    head, *lines = (root / "test.csv").read_text().splitlines()
+    lines = [",".join((line.split(",")[0], "site1", *line.split(",")[2:])) for line in lines]
+    (tmp_path / "one.csv").write_text("\n".join([head, *lines]) + "\n")
+    found = importance_of_checkpoint(checkpoint, [f"{tmp_path}/*.csv"], rows=500)
+    assert found.examples == 500
+    assert {each.name: each.auc_lost for each in found.features}["site"] == 0
+
+
+def test_job_without_rows_to_predict_says_how_to_give_them(runs: tuple[Path, Path]) -> None:
+    checkpoint = Checkpoint.open(runs[0].parent / "model")
+    without = ["data.test=[]", "data.valid=[]", "valid={}"]
+
+    with pytest.raises(JobError, match=r"no rows to predict: give --data"):
+        importance_of_checkpoint(checkpoint, rows=100, overrides=without)

@@ -335,7 +335,7 @@ def test_part_that_fails_is_told_in_its_place(
         raise ZeroDivisionError("of <nothing>")
 
     monkeypatch.setattr("ctr_ps.ps_worker.extras.report.sections.training", fail)
-    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.importance_of_features", fail)
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.importance_of_checkpoint", fail)
 
     done = report([runs[0]], tmp_path / "report.html", importance_rows=50)
 
