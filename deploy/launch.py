@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -29,14 +28,7 @@ from typer.core import TyperCommand
 from ctr_ps.deploy.chaos import FORMS, Chaos, SentenceError, parse
 from ctr_ps.deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
-from ctr_ps.deploy.plan import (
-    Plan,
-    commands_of_job,
-    commands_of_script,
-    environment_of,
-    exit_code_of,
-    is_script,
-)
+from ctr_ps.deploy.plan import ROLE_VARIABLES, commands_of_job, commands_of_script, is_script
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
 from ctr_ps.protos.runtime.environment import toml_value
@@ -104,9 +96,7 @@ def command(
     ] = False,
     is_dry: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Jobs: run one `ps-worker train --dry-run`, and no cluster."
-        ),
+        typer.Option("--dry-run", help="Jobs: only run `ps-worker train --dry-run`."),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -202,7 +192,8 @@ def command(
             rule = "wait"
             commands = commands.with_setting("cluster.on_worker_loss=wait")
     if is_dry:
-        raise typer.Exit(_dry_run(commands.worker, server_num, worker_num, heter_num))
+        environment = {k: v for k, v in os.environ.items() if k not in ROLE_VARIABLES}
+        os.execve(commands.worker[0], [*commands.worker, "--dry-run"], environment)
     launch = Launch(
         commands=commands,
         num_servers=server_num,
@@ -224,15 +215,6 @@ def command(
     except LogDirError as error:
         raise typer.BadParameter(f"--log-dir: {error}") from error
     raise typer.Exit(code)
-
-
-def _dry_run(worker: Sequence[str], num_servers: int, num_workers: int, num_heter: int) -> int:
-    """Runs worker 0 of a cluster whose other processes are at ports where nothing answers."""
-    ports = itertools.count(1)
-    servers, heter = ([f"{HOST}:{next(ports)}" for _ in range(n)] for n in (num_servers, num_heter))
-    spec = Plan(servers, num_workers, heter).workers([*worker, "--dry-run"])[0]
-    environment = environment_of(spec, dict(os.environ))
-    return exit_code_of(subprocess.run(spec.command, env=environment, check=False).returncode)
 
 
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:

@@ -4,6 +4,7 @@ ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alon
 ps-worker train job.toml --dry-run                                        # checks a job by one step
 ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # a cluster on this machine
 ps-worker heter job.toml --device cuda                                    # dense part, for other workers
+ps-worker compare job.toml --models lr,fm,deepfm                          # on the same rows
 ps-worker example deepfm my_folder                                        # an example of the package
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
 ps-worker importance --model output/model                                 # of each feature
@@ -84,6 +85,24 @@ def train(
     _start(log_format, log_level)
     with errors_as_exit_codes():
         _report(_train(load_job(job, overrides or []), metrics, is_dry=is_dry), as_json)
+
+
+@app.command()
+def compare(
+    jobs: Annotated[list[Path], typer.Argument(help="Job files (TOML).", metavar="JOB.toml...")],
+    models: Annotated[
+        str, typer.Option(help="Models to train each job with, as lr,fm; default: the job's.")
+    ] = "",
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train several models here, one after another, and compare them on the same rows."""
+    from ctr_ps.ps_worker.extras.compare import compare  # late: as below
+
+    _start()
+    keep_freed_memory()
+    with errors_as_exit_codes():
+        _report(compare(jobs, [*filter(None, models.split(","))], overrides or []), as_json)
 
 
 @app.command()

@@ -32,5 +32,5 @@ def test_examples_in_help_keep_their_lines() -> None:
     shown = CliRunner().invoke(worker.app, ["--help"], terminal_width=200).output
 
     lines = [line.strip() for line in shown.splitlines() if line.strip().startswith("ps-worker ")]
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert any(line.startswith("ps-worker heter job.toml --device cuda  ") for line in lines)

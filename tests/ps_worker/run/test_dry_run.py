@@ -51,14 +51,13 @@ def test_loss_is_that_of_the_first_step_of_the_run(folder: Path) -> None:
     assert found["loss"] == pytest.approx(first.train_loss, abs=1e-6)
     assert found["rows_of_batch"] == B
     assert found["columns"] == "26 slots, 13 numbers"
-    assert [(each["list"], each["files"], each["rows_read"]) for each in found["files"]] == [
-        ("data.train", 2, B),
-        ("data.test", 1, B),
-    ]
-    assert found["files"][0]["clicks"] == sum(row.startswith("1") for row in rows[:B])
+    assert {name: (each["files"], each["rows_read"]) for name, each in found["data"].items()} == {
+        "train criteo": (2, B),
+        "test criteo": (1, B),
+    }
+    assert found["data"]["train criteo"]["clicks"] == sum(row.startswith("1") for row in rows[:B])
     values = {(k, value) for row in rows[:B] for k, value in enumerate(row.split("\t")[14:])}
-    by_name = {each["name"]: each for each in found["parameters"]}
-    assert by_name["linear"]["rows"] == by_name["embedding"]["rows"] == len(values)
+    assert [each["rows"] for each in found["tables"].values()] == [len(values)] * 2
 
 
 def test_nothing_is_written(folder: Path) -> None:
@@ -118,7 +117,6 @@ def test_model_of_a_run_to_resume_is_loaded(folder: Path) -> None:
 
 
 def test_worker_of_a_cluster_needs_no_servers(folder: Path) -> None:
-    """And has no room for the model that these load."""
     train_alone(job(folder, f"checkpoint.dir={folder}/model"))
     role = worker_role(1, 3, is_in_process=False)
     mode = "strategy.mode=sync"
@@ -129,5 +127,4 @@ def test_worker_of_a_cluster_needs_no_servers(folder: Path) -> None:
             dry_run(plan_of(job(folder, f"checkpoint.load={folder}/model", other), role))
 
     assert found["mode"] == "sync"
-    fresh = dry_run(plan_of(job(folder, mode)))
-    assert found["loss"] == pytest.approx(fresh["loss"])
+    assert found["loss"] < dry_run(plan_of(job(folder, mode)))["loss"]

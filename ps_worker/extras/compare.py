@@ -1,0 +1,186 @@
+"""`ps-worker compare`: models trained one after another in this process, and evaluated on the same rows.
+
+Standard errors are of the Poisson bootstrap (Hanley and MacGibbon, "Creating non-parametric bootstrap samples
+using Poisson frequencies", 2006): replicate r has example i c_ri ~ Poisson(1) times, the same for all models,
+
+    log loss_r = sum_i c_ri w_i loss_i / sum_i c_ri w_i,    AUC_r with the weights c_ri w_i,
+
+and the error is the standard deviation over replicates, of a difference to the best model that of the paired
+differences. It says what other rows of the evaluation would change, not what other seeds would.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import auc_of_histograms
+from ctr_ps.ctr_model.registry import MODELS
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.store import ParameterReader
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.job import Job, load_job
+from ctr_ps.ps_worker.job.datasets import evaluated
+from ctr_ps.ps_worker.job.model import errors_of_model
+from ctr_ps.ps_worker.job.sections import CheckpointSection, ModelSection, RunSection
+from ctr_ps.ps_worker.run.plan import Plan, plan_of
+from ctr_ps.ps_worker.run.precompile import precompile
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate, json_value
+
+SEED = 1
+REPLICATES = 200  # an error is known to 5 %: 1 / sqrt(2 * 200)
+
+logger = logging.getLogger(__name__)
+
+
+def compare(
+    jobs: Sequence[Path], models: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Trains each job, with each of `models` if given; returns a row of figures for each, and the base rate.
+
+    Evaluated is data.test, else data.valid, with the last model or the best, as `valid.final_model` says.
+    Nothing is kept: `checkpoint.dir` and `run.dir` do not count. Another model than the job's own has those
+    of the job's options that it knows. Raises CtrPsError if a job is wrong, before anything is trained, or
+    jobs are evaluated on different rows.
+    """
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # saves may go on after an error
+        plans: dict[str, Plan] = {}
+        for path in jobs:
+            job = load_job(path, overrides)
+            for model in models or [job.model.name]:
+                name = f"{path} {model}" if len(jobs) > 1 else model
+                own = _with_model(job, model, f"{folder}/{len(plans)}")
+                plans[name] = plan_of(own, new_pass_trainer=new_pass_trainer)
+        figures, predicted = [], list[NDArray[np.float32]]()
+        for number, (name, plan) in enumerate(plans.items(), 1):
+            logger.info("comparing: %s, %d of %d", name, number, len(plans))
+            trained, rows = _trained(plan)
+            if predicted and not np.array_equal(rows[:2], predicted[0][:2]):
+                raise UsageError(f"{name} was evaluated on other rows than {next(iter(plans))}")
+            figures.append(trained)
+            predicted.append(rows)
+    labels, weights = predicted[0][:2]
+    if not weights.any():
+        raise DataError("no rows with a label to compare on")
+    rate = np.average(labels, weights=weights)
+    base = np.full_like(labels, rate)
+    found = replicates(labels, weights, [*(rows[2] for rows in predicted), base])
+    best = int(found[0, :-1, 0].argmin())
+    paired = found - found[:, best : best + 1]
+    errors = np.concatenate([found, paired], axis=2)[1:].std(axis=0, ddof=1)  # [M + 1, 4]
+    columns = ("log_loss", "auc", "log_loss_to_best", "auc_to_best")
+    return {
+        "rows": labels.size,
+        "click_rate": float(rate),
+        "models": [
+            {"model": name, **own}
+            | {
+                key: json_value(float(value))
+                for k, column in enumerate(columns)
+                for key, value in (
+                    (column, (found if k < 2 else paired)[0, m, k % 2]),
+                    (f"{column}_error", errors[m, k]),
+                )
+            }
+            for m, (name, own) in enumerate(zip([*plans, "base rate"], [*figures, {}], strict=True))
+        ],
+    }
+
+
+def replicates(
+    labels: NDArray[np.float32], weights: NDArray[np.float32], models: Sequence[NDArray[np.float32]]
+) -> NDArray[np.float64]:
+    """Returns log loss and AUC of each model, float64[1 + R, M, 2]: of all N examples, then of R samples."""
+    orders = [np.argsort(each) for each in models]
+    runs = [  # where those of equal predictions start
+        np.flatnonzero(np.diff(each[order], prepend=np.float32(-1)))
+        for each, order in zip(models, orders, strict=True)
+    ]
+    losses = []
+    for each in models:
+        right = np.where(labels > 0, each, 1 - each.astype(np.float64))
+        losses.append(-np.log(np.clip(right, 1e-7, 1 - 1e-7)))
+    random, found = np.random.default_rng(SEED), np.empty((1 + REPLICATES, len(models), 2))
+    for r in range(1 + REPLICATES):
+        counts = weights * (random.poisson(1.0, labels.size) if r else 1.0)
+        for m, (order, starts) in enumerate(zip(orders, runs, strict=True)):
+            clicks, others = (
+                np.add.reduceat((counts * of_class)[order], starts)
+                for of_class in (labels, 1 - labels)
+            )
+            found[r, m] = losses[m] @ counts / counts.sum(), auc_of_histograms(clicks, others)
+    return found
+
+
+def _with_model(job: Job, name: str, folder: str) -> Job:
+    """Returns a job with another model, that saves what `valid.final_model` needs, and nothing else."""
+    if not job.data.test and not job.data.valid:
+        raise job.error("data.test", "data.test is empty: compare needs rows to evaluate on")
+    options = job.model.options
+    if name != job.model.name and name in MODELS:
+        known = inspect.signature(MODELS[name]).parameters
+        options = {key: value for key, value in options.items() if key in known}
+    saved_in = folder if job.valid.final_model == "best" else ""
+    start = job.checkpoint.model_dump(include={"load", "only"})
+    sections = {
+        "model": ModelSection(name=name, **options),
+        "checkpoint": CheckpointSection(dir=saved_in, **start),
+        "run": RunSection(),
+    }
+    return job.model_copy(update=sections)
+
+
+def _trained(plan: Plan) -> tuple[dict[str, Any], NDArray[np.float32]]:
+    """Trains a plan; returns figures, and labels, weights and predictions of N rows, float32[3, N]."""
+    job, files = plan.job, plan.test_files or plan.valid_files
+    precompile(plan)
+    store = ParameterStore(wait_limit_s=job.cluster.wait_timeout_s)
+    summary = train_job(replace(plan, test_files=[]), store)  # evaluated here
+    reader: ParameterReader = store
+    if summary.best is not None and job.valid.final_model == "best":
+        best = Checkpoint.open(str(summary.best["checkpoint"]))
+        reader = SavedStore(SavedModel(best, maps=True))
+    rows = [np.empty((3, 0), np.float32)]
+
+    def labelled() -> Iterator[Batch]:
+        for batch in evaluated(job, plan.schema, files, plan.stamps):
+            if batch.labels is not None:
+                ones = np.ones_like(batch.labels)
+                weights = ones if batch.weights is None else batch.weights
+                rows.append(np.stack([batch.labels, weights, ones]))
+                yield batch
+
+    def keep(predictions: NDArray[np.float32]) -> None:
+        rows[-1][2] = predictions.reshape(len(predictions), -1)[
+            :, 0
+        ]  # of the first task, the click
+
+    with errors_of_model(job):
+        batch_size, threads = job.train.batch_size, job.train.thread_num
+        evaluate(
+            reader,
+            plan.model,
+            labelled(),
+            batch_size=batch_size,
+            num_threads=threads,
+            on_predictions=keep,
+        )
+    of_tables = sum(
+        (summary.tables or {})[spec.name]["rows"] * spec.dim for spec in plan.specs.tables
+    )
+    figures = {
+        "parameters": plan.model.num_params + of_tables,
+        "examples_per_s": summary.examples_per_s,
+    }
+    return figures, np.concatenate(rows, axis=1)
