@@ -4,6 +4,7 @@ ps-ckpt inspect output/demo/model
 ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt export output/demo/model exported
 ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad --format word2vec
+ps-ckpt nearest output/demo/model --slot ad --value 684
 ps-ckpt export output/demo/model served --kind inference
 ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
 ps-ckpt compact output/demo/model/step-900 compacted
@@ -38,7 +39,12 @@ from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.data.files.listing import matching_files
-from ctr_ps.ps_worker.predict.value_vectors import ExportedValues, export_values, import_vectors
+from ctr_ps.ps_worker.predict.value_vectors import (
+    ExportedValues,
+    export_values,
+    import_vectors,
+    nearest,
+)
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
 from ctr_ps.ps_worker.run.result_tables import output_console
 
@@ -195,6 +201,27 @@ def export(
     folder.make()
     for name in table or sorted(checkpoint.tables):
         typer.echo(f"{folder.url}/{export_table(checkpoint, name, folder, with_state=state)}")
+
+
+@app.command("nearest")
+def nearest_(
+    url: Url,
+    slot: Annotated[str, typer.Option(help="Slot of the value.")],
+    value: Annotated[str, typer.Option(help="Value, as text in the data.")],
+    table: Annotated[str, typer.Option(help="Table; default: the widest.")] = "",
+    values: Annotated[
+        list[str] | None, typer.Option(help="Data files with values; default: those of training.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of values to list.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the values of a slot with the vectors nearest to that of a value, by cosine."""
+    checkpoint = Checkpoint.open(url)
+    found = nearest(checkpoint, slot, value, table=table, files=values or (), top=top)
+    if as_json:
+        typer.echo(json.dumps([{"value": text, "cosine": cosine} for text, cosine in found]))
+    else:
+        _print_table(("value", "cosine"), [[text, f"{cosine:.4f}"] for text, cosine in found])
 
 
 @app.command("import")

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -79,14 +79,20 @@ def infer(
         raise UsageError(f"--id: {error}") from error
     dataset = evaluated(job, schema_of_rows, files)
     breakdown = breakdown_of(job, schema, files)()
-    batches = _Batches(dataset)
+    ids_of_batch: list[NDArray[np.object_] | None] = [None]  # of the one that is predicted
+
+    def batches() -> Iterator[Batch]:
+        for batch in dataset:
+            ids_of_batch[0] = batch.ids
+            yield batch
+
     saved = SavedModel(checkpoint, maps=True, verifies=True)
-    with errors_of_model(job), _predictions_to(output, batches) as write:
+    with errors_of_model(job), _predictions_to(output, ids_of_batch) as write:
         model = model_of_checkpoint(checkpoint, job, schema)
         metrics = evaluate(
             SavedStore(saved),
             model,
-            batches,
+            batches(),
             batch_size=job.train.batch_size,
             num_threads=job.train.thread_num,
             on_predictions=write,
@@ -101,22 +107,9 @@ def infer(
     }
 
 
-class _Batches:
-    """Batches, of which the ids of the one that is being predicted are known."""
-
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self._batches = batches
-        self.ids: NDArray[np.object_] | None = None  # [B] of str; None: rows have no ids
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            self.ids = batch.ids
-            yield batch
-
-
 @contextlib.contextmanager
 def _predictions_to(
-    output: Path | None, batches: _Batches
+    output: Path | None, ids_of_batch: Sequence[NDArray[np.object_] | None]
 ) -> Iterator[Callable[[NDArray[np.float32]], None] | None]:
     """Opens the prediction file; it appears under its name only when it is whole."""
     if output is None:
@@ -133,8 +126,8 @@ def _predictions_to(
             values = predictions.reshape(len(predictions), -1)  # [B, K]
             columns = values.T.tolist()
             names = [_DIGITS] * len(columns)
-            if batches.ids is not None:
-                columns.insert(0, batches.ids.tolist())
+            if ids_of_batch[0] is not None:
+                columns.insert(0, ids_of_batch[0].tolist())
                 names.insert(0, "%s")
             line = "\t".join(names) + "\n"
             # One format of all lines: a call a line takes four times as long.

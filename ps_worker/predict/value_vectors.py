@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ctr_ps.ctr_model.schema import SchemaError
+from ctr_ps.ctr_model.schema import Schema, SchemaError
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import import_rows
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of
+from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.predict.vector_files import (
     VectorFormat,
     Vectors,
@@ -71,10 +72,8 @@ def export_values(
     """
     schema = schema_of_checkpoint(checkpoint)
     bad_rows = BadRows(bad_row_limit)
-    try:
-        values = DistinctValues(files, schema, slot, format=format, bad_rows=bad_rows)
-    except SchemaError as error:
-        raise UsageError(f"--slot: {error}") from error
+    _number_of(schema, slot)
+    values = DistinctValues(files, schema, slot, format=format, bad_rows=bad_rows)
     saved = SavedModel(checkpoint, maps=True, verifies=True)
     folder.make()
     writers: dict[str, WriteVectors] = {}
@@ -125,6 +124,43 @@ def export_values(
     )
 
 
+def nearest(
+    checkpoint: Checkpoint,  # of a job
+    slot: str,
+    value: str,
+    *,
+    table: str = "",  # empty: the one with the widest rows
+    files: Sequence[str] = (),  # patterns of files with values to choose from; empty: data.train
+    top: int = 10,
+) -> list[tuple[str, float]]:
+    """Returns the values of a slot whose vectors have the largest cosines with that of `value`, and these.
+
+    Memory holds 16 bytes for each distinct value in the files. Raises UsageError if there is no such slot, or
+    `value` has no row; otherwise as `export_values`.
+    """
+    job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    own = keys_of(pa.array([value.encode()], pa.binary()), _number_of(schema, slot))
+    table = table or max(checkpoint.tables, key=lambda name: checkpoint.tables[name].dim)
+    saved = SavedModel(checkpoint, maps=True)
+    (vector,), has_row = saved.find(table, own)
+    if not has_row.any():
+        raise UsageError(
+            f"{value!r} of slot {slot!r} has no row in table {table!r}: it is new, or was not admitted"
+        )
+    paths, bad_rows = matching_files(files or job.data.train), BadRows(job.data.bad_row_limit)
+    format, found = job.data.format or None, list[tuple[str, float]]()
+    for texts, keys in DistinctValues(paths, schema, slot, format=format, bad_rows=bad_rows):
+        rows, has_row = saved.find(table, keys)
+        norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
+        cosines = np.where(
+            has_row & (keys != own), rows @ vector / np.maximum(norms, 1e-30), -np.inf
+        )
+        places = [i for i in np.argsort(-cosines)[:top].tolist() if np.isfinite(cosines[i])]
+        found += [(text_of_value(texts[i].as_py()), float(cosines[i])) for i in places]
+        found = sorted(found, key=lambda each: -each[1])[:top]
+    return found
+
+
 def import_vectors(
     checkpoint: Checkpoint, target: str, files: Sequence[str], *, table: str, slot: str = ""
 ) -> int:
@@ -156,9 +192,12 @@ def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
         raise UsageError(
             "the file lists its vectors by value, not by key: name the slot of the values with --slot"
         )
-    schema = schema_of_checkpoint(checkpoint)
+    number = _number_of(schema_of_checkpoint(checkpoint), slot)
+    return keys_of(pa.array(vectors.values, pa.binary()), number)
+
+
+def _number_of(schema: Schema, slot: str) -> int:
     try:
-        number = schema.slot_numbers[schema.slot_index(slot)]
+        return schema.slot_numbers[schema.slot_index(slot)]
     except SchemaError as error:
         raise UsageError(f"--slot: {error}") from error
-    return keys_of(pa.array(vectors.values, pa.binary()), number)

@@ -1,5 +1,7 @@
 """Vectors by value: each value's own row of the checkpoint, in files that other tools read."""
 
+import json
+import math
 import re
 import shutil
 import urllib.parse
@@ -16,8 +18,14 @@ from ctr_ps.protos.store import Missing
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.predict import checkpoint_cli
-from ctr_ps.ps_worker.predict.value_vectors import ExportedValues, export_values, import_vectors
+from ctr_ps.ps_worker.data.distinct_values import DistinctValues
+from ctr_ps.ps_worker.predict import checkpoint_cli, value_vectors
+from ctr_ps.ps_worker.predict.value_vectors import (
+    ExportedValues,
+    export_values,
+    import_vectors,
+    nearest,
+)
 from tests.reference.features import key_of
 from tests.support.commands import in_this_process
 from tests.support.training import job_of, train_alone
@@ -400,3 +408,89 @@ def test_vectors_that_do_not_fit_are_refused(
         )
 
     assert not (tmp_path / "to").exists()
+
+
+def cosines_of(folder: Path, table: str, slot: int, value: str, others: list[str]) -> dict:
+    rows = rows_of(folder / "model", table)
+    vectors = {each: rows[key_of(slot, each.encode())].astype(float) for each in (value, *others)}
+    own = vectors.pop(value)
+    return {
+        each: vector @ own / math.sqrt((vector @ vector) * (own @ own))
+        for each, vector in vectors.items()
+    }
+
+
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_nearest_values_are_those_of_the_largest_cosine(
+    block: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block of the file, and over several."""
+    monkeypatch.setattr(value_vectors, "DistinctValues", in_blocks_of(block))
+    others = {each for each in ADS if each != "blue"}
+    expected = cosines_of(folder, "embedding", 2, "blue", list(others))
+    shown = {each: each.replace("\\", r"\\") for each in others}
+
+    found = nearest(Checkpoint.open(folder / "model"), "ad", "blue", top=4)
+
+    best = sorted(others, key=lambda each: -expected[each])[:4]
+    assert [text for text, _ in found] == [shown[each] for each in best]
+    assert [cosine for _, cosine in found] == pytest.approx([expected[each] for each in best])
+
+
+def in_blocks_of(size: int) -> type[DistinctValues]:
+    class InBlocks(DistinctValues):
+        def __iter__(self):
+            for texts, keys in super().__iter__():
+                for start in range(0, len(texts), size):
+                    yield texts[start : start + size], keys[start : start + size]
+
+    return InBlocks
+
+
+def test_nearest_values_may_be_of_other_files_and_another_table(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Whole numbers are their digits; a value without a row is near to none."""
+    users = pa.array([1, 3, 99], pa.int64())
+    pq.write_table(
+        pa.table({"user": users, "ad": ["x"] * 3, "tags": ["y"] * 3}), tmp_path / "u.parquet"
+    )
+    checkpoint = Checkpoint.open(folder / "model")
+
+    found = nearest(checkpoint, "user", "2", table="linear", files=[f"{tmp_path}/*.parquet"])
+
+    expected = cosines_of(folder, "linear", 1, "2", ["1", "3"])
+    assert dict(found) == pytest.approx(expected)  # of one number: its sign
+    assert {abs(each) for _, each in found} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("ad", "green"), UsageError, "'green' of slot 'ad' has no row in table 'embedding'"),
+        (("add", "blue"), UsageError, "the schema has no slot 'add', did you mean 'ad'"),
+        (("ad", "blue", {"table": "wide"}), CheckpointError, "has no table 'wide'"),
+        (("ad", "blue", {"files": ["nowhere/*"]}), DataError, "no file matches"),
+    ],
+)
+def test_what_has_no_neighbours_is_named(
+    arguments: tuple, error: type[Exception], message: str, folder: Path
+) -> None:
+    slot, value, *options = arguments
+
+    with pytest.raises(error, match=re.escape(message)):
+        nearest(Checkpoint.open(folder / "model"), slot, value, **dict(*options))
+
+
+def test_command_prints_the_nearest_values(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = in_this_process("ps-ckpt", checkpoint_cli.main, monkeypatch, capsys)
+    options = ["nearest", folder / "model", "--slot", "ad", "--value", "blue", "--top", "2"]
+
+    printed, as_json = run(*options), run(*options, "--json")
+
+    expected = nearest(Checkpoint.open(folder / "model"), "ad", "blue", top=2)
+    assert [(each["value"], each["cosine"]) for each in json.loads(as_json.out)] == expected
+    for _, cosine in expected:
+        assert f"{cosine:.4f}" in printed.out
