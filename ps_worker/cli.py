@@ -170,18 +170,14 @@ def importance(
     """Show how much a saved model loses when the values of a feature are permuted among rows."""
     from ctr_ps.ps_server.checkpoint.reader import Checkpoint  # late: as above
     from ctr_ps.ps_worker.extras.report.importance import importance_of_checkpoint
-    from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
     _start()
     with errors_as_exit_codes():
+        checkpoint, changes = Checkpoint.open(model), overrides or []
         found = importance_of_checkpoint(
-            Checkpoint.open(model),
-            data or [],
-            rows=rows,
-            overrides=overrides or [],
-            allow_code=allow_code,
+            checkpoint, data or [], rows=rows, overrides=changes, allow_code=allow_code
         )
-        _report({name: json_value(value) for name, value in asdict(found).items()}, as_json)
+        _report(asdict(found), as_json)
 
 
 @app.command()
@@ -358,9 +354,10 @@ def _other_role(command: str) -> RoleError:
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
     from ctr_ps.ps_worker.run.result_tables import print_result
+    from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
     if as_json:
-        print(json.dumps(result), flush=True)
+        print(json.dumps(json_value(result)), flush=True)
     else:
         print_result(result)
 

@@ -6,7 +6,7 @@ earlier run. Other settings, such as a lower learning rate, may differ: a warnin
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, ClassVar
@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 RUN_ATTACHMENT = "run.json"
 
-_COMPARED = ("model", "data", "train", "optimizer", "life", "strategy", "device")
-_FREE = frozenset({"data.train", "data.test", "data.valid", "train.epochs", "train.log_every_s"})
+_COMPARED = ("model.", "data.", "train.", "optimizer.", "life.", "strategy.", "device.")
+_FREE = frozenset(
+    {"model.name", "data.train", "data.test", "data.valid", "train.epochs", "train.log_every_s"}
+)
 """Settings of `_COMPARED` that may change in a resumed run, or have their own check."""
 
 _MOST_LISTED = 10  # checkpoints in a message
@@ -221,7 +223,7 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
             f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
             f"cannot be resumed: {_fresh_from(checkpoint.url)}",
         )
-    was, now = dict(_settings(saved)), dict(_settings(job))
+    was, now = _settings(saved), _settings(job)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
     if saved.strategy.mode != job.strategy.mode:  # the settings of two modes cannot be compared
         others = (f"strategy.{saved.strategy.mode}.", f"strategy.{job.strategy.mode}.")
@@ -234,19 +236,10 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
         )
 
 
-def _settings(job: Job) -> Iterator[tuple[str, Any]]:
-    """Yields the settings of a job that affect learning, by key."""
-    sections = json.loads(job.to_json())
-    for name in _COMPARED:
-        yield from _flat(name, sections[name])
-
-
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _flat(f"{key}.{name}", inner)
-    elif key not in _FREE and key != "model.name":
-        yield key, value
+def _settings(job: Job) -> dict[str, Any]:
+    """Returns the settings of a job that affect learning, by key."""
+    found = job.settings()
+    return {key: found[key] for key in found if key.startswith(_COMPARED) and key not in _FREE}
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

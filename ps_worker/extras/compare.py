@@ -36,7 +36,7 @@ from ctr_ps.ps_worker.job.sections import CheckpointSection, ModelSection, RunSe
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.precompile import precompile
 from ctr_ps.ps_worker.run.training_job.train_job import train_job
-from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate, json_value
+from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate
 
 SEED = 1
 REPLICATES = 200  # an error is known to 5 %: 1 / sqrt(2 * 200)
@@ -74,28 +74,17 @@ def compare(
     if not weights.any():
         raise DataError("no rows with a label to compare on")
     rate = np.average(labels, weights=weights)
-    base = np.full_like(labels, rate)
-    found = replicates(labels, weights, [*(rows[2] for rows in predicted), base])
+    models_of_rows = [*(rows[2] for rows in predicted), np.full_like(labels, rate)]
+    found = replicates(labels, weights, models_of_rows)
     best = int(found[0, :-1, 0].argmin())
-    paired = found - found[:, best : best + 1]
-    errors = np.concatenate([found, paired], axis=2)[1:].std(axis=0, ddof=1)  # [M + 1, 4]
-    columns = ("log_loss", "auc", "log_loss_to_best", "auc_to_best")
-    return {
-        "rows": labels.size,
-        "click_rate": float(rate),
-        "models": [
-            {"model": name, **own}
-            | {
-                key: json_value(float(value))
-                for k, column in enumerate(columns)
-                for key, value in (
-                    (column, (found if k < 2 else paired)[0, m, k % 2]),
-                    (f"{column}_error", errors[m, k]),
-                )
-            }
-            for m, (name, own) in enumerate(zip([*plans, "base rate"], [*figures, {}], strict=True))
-        ],
-    }
+    found = np.concatenate([found, found - found[:, best : best + 1]], axis=2)  # [1 + R, M + 1, 4]
+    errors = found[1:].std(axis=0, ddof=1)
+    lines = []
+    for m, (name, shown) in enumerate(zip([*plans, "base rate"], [*figures, {}], strict=True)):
+        lines.append({"model": name, **shown})
+        for k, column in enumerate(("log_loss", "auc", "log_loss_to_best", "auc_to_best")):
+            lines[-1] |= {column: found[0, m, k].item(), f"{column}_error": errors[m, k].item()}
+    return {"rows": labels.size, "click_rate": rate.item(), "models": lines}
 
 
 def replicates(
@@ -103,23 +92,18 @@ def replicates(
 ) -> NDArray[np.float64]:
     """Returns log loss and AUC of each model, float64[1 + R, M, 2]: of all N examples, then of R samples."""
     orders = [np.argsort(each) for each in models]
-    runs = [  # where those of equal predictions start
-        np.flatnonzero(np.diff(each[order], prepend=np.float32(-1)))
-        for each, order in zip(models, orders, strict=True)
-    ]
-    losses = []
-    for each in models:
-        right = np.where(labels > 0, each, 1 - each.astype(np.float64))
-        losses.append(-np.log(np.clip(right, 1e-7, 1 - 1e-7)))
+    pairs = zip(models, orders, strict=True)
+    # Where runs of equal predictions start.
+    runs = [np.flatnonzero(np.diff(each[order], prepend=np.float32(-1))) for each, order in pairs]
+    right = [np.where(labels > 0, each, 1 - each.astype(np.float64)) for each in models]
+    losses = -np.log(np.clip(right, 1e-7, 1 - 1e-7))  # [M, N]
+    classes = (labels, 1 - labels)
     random, found = np.random.default_rng(SEED), np.empty((1 + REPLICATES, len(models), 2))
     for r in range(1 + REPLICATES):
         counts = weights * (random.poisson(1.0, labels.size) if r else 1.0)
         for m, (order, starts) in enumerate(zip(orders, runs, strict=True)):
-            clicks, others = (
-                np.add.reduceat((counts * of_class)[order], starts)
-                for of_class in (labels, 1 - labels)
-            )
-            found[r, m] = losses[m] @ counts / counts.sum(), auc_of_histograms(clicks, others)
+            of_classes = (np.add.reduceat((counts * each)[order], starts) for each in classes)
+            found[r, m] = losses[m] @ counts / counts.sum(), auc_of_histograms(*of_classes)
     return found
 
 
@@ -166,21 +150,10 @@ def _trained(plan: Plan) -> tuple[dict[str, Any], NDArray[np.float32]]:
             :, 0
         ]  # of the first task, the click
 
+    size = job.train.batch_size
     with errors_of_model(job):
-        batch_size, threads = job.train.batch_size, job.train.thread_num
-        evaluate(
-            reader,
-            plan.model,
-            labelled(),
-            batch_size=batch_size,
-            num_threads=threads,
-            on_predictions=keep,
-        )
-    of_tables = sum(
-        (summary.tables or {})[spec.name]["rows"] * spec.dim for spec in plan.specs.tables
-    )
-    figures = {
-        "parameters": plan.model.num_params + of_tables,
-        "examples_per_s": summary.examples_per_s,
-    }
-    return figures, np.concatenate(rows, axis=1)
+        evaluate(reader, plan.model, labelled(), batch_size=size, on_predictions=keep)
+    rows_of = summary.tables or {}
+    numbers = sum(rows_of[spec.name]["rows"] * spec.dim for spec in plan.specs.tables)
+    figures = {"parameters": plan.model.num_params + numbers}
+    return figures | {"examples_per_s": summary.examples_per_s}, np.concatenate(rows, axis=1)

@@ -1,5 +1,6 @@
 """A whole job: all its sections, checked, and the place where each key was written."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
@@ -87,6 +88,14 @@ def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[An
             yield from _texts(each, path)
 
 
+def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
 class Job(Section):
     """A whole job. It knows its origin, for errors; that is no part of its data."""
 
@@ -147,6 +156,10 @@ class Job(Section):
         """Returns the error with the origin of `section.key`, its name, and the fault."""
         named = fault if fault.startswith(key) else f"{key}: {fault}"
         return JobError(f"{self.place_of(key)}: {named}")
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of `to_json` by key, as `section.key`."""
+        return dict(_flat("", json.loads(self.to_json())))
 
     def to_json(self) -> str:
         """Returns the job as JSON, with the defaults of all settings in use."""

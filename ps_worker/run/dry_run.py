@@ -3,10 +3,10 @@
 It meets the errors that a run would meet on a single process, those about servers and other workers apart.
 """
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ctr_ps.ctr_model.batch import Batch
@@ -22,8 +22,6 @@ from ctr_ps.ps_worker.job.model import DENSE_BLOCK, errors_of_model
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import RunFolder
-from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
-from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
 
 def dry_run(plan: Plan) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def dry_run(plan: Plan) -> dict[str, Any]:
     Returns what it found, for people. A checkpoint to start from is loaded, however large. Raises what a run
     would, as far as one process can tell.
     """
-    job, schema, start = plan.job, plan.schema, time.monotonic()
+    job, schema = plan.job, plan.schema
     require_one_worker(job, plan.role.num_workers, len(plan.role.heter_endpoints))
     require_free_folder(job)
     if job.run.dir:
@@ -51,11 +49,8 @@ def dry_run(plan: Plan) -> dict[str, Any]:
             formats = [format_of_all or format_of(path) for path in paths]
             for format in dict.fromkeys(formats):
                 path = paths[formats.index(format)]
-                read[f"{name} {format}"] = {
-                    "files": formats.count(format),
-                    "first": path,
-                    **_predicted(plan, run, name, path),
-                }
+                found = {"files": formats.count(format), "first": path}
+                read[f"{name} {format}"] = found | _predicted(plan, run, name, path)
         loss, tables = run.progress.mean_loss, run.store.status().tables
     return {
         "dry_run": "one step in this process; nothing was saved",
@@ -63,51 +58,34 @@ def dry_run(plan: Plan) -> dict[str, Any]:
         "columns": f"{len(schema.slots)} slots, {len(schema.dense)} numbers",
         "rows_of_batch": batch.size,
         "dense_parameters": plan.model.num_params,
-        "loss": json_value(loss),
+        "loss": loss,
         "mode": job.strategy.mode,
-        "seconds": time.monotonic() - start,
         "data": read,
-        "tables": {
-            spec.name: {
-                "dim": spec.dim,
-                "rows": tables[spec.name].rows,
-                "optimizer": spec.optimizer.name,
-                **spec.optimizer.params,
-            }
-            for spec in plan.specs.tables
-        },
-        "dense_optimizer": plan.specs.dense.optimizer.name,
+        "rows_of_tables": {name: each.rows for name, each in tables.items()},
+        "optimizers": {name: spec.name for name, spec in plan.specs.optimizers.items()},
     }
 
 
 def _load(plan: Plan, run: Run, data: QueueDataset) -> None:
     """Loads what the run would start from."""
     job, files = plan.job, digest_of_files(plan.train_files)
-    earlier = earlier_run(
-        job,
-        num_workers=plan.role.num_workers,
-        files=files,
-        signature=plan.signatures["data.train"],
-    )
+    signature, workers = plan.signatures["data.train"], plan.role.num_workers
+    earlier = earlier_run(job, num_workers=workers, files=files, signature=signature)
     url, only = (earlier.url, ()) if earlier else (job.checkpoint.load, job.checkpoint.only)
     if url:
-        takes_dense = not only or DENSE_BLOCK in only
-        resumes = earlier is not None
-        require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense, resumes=resumes)
+        takes = {"takes_dense": not only or DENSE_BLOCK in only, "resumes": earlier is not None}
+        require_schema(job, plan.model, plan.schema, url, **takes)
         run.load(url, only=only, head=data.head())
 
 
 def _predicted(plan: Plan, run: Run, name: str, path: str) -> dict[str, Any]:
     """Predicts the first rows of a file of data.`name`, and returns what was read."""
-    job, schema = plan.job, plan.schema
-    if name == "train":  # which need no column to group by
-        dataset, breakdown = streamed(job, schema), None
-    else:
-        dataset = evaluated(job, schema, [path], plan.stamps)
-        breakdown = breakdown_of(job, schema, [path])()
+    # Rows to train on need no column to group by.
+    new = streamed if name == "train" else partial(evaluated, files=[path])
+    dataset = new(plan.job, plan.schema)
     batch = _first(dataset, [path])
-    metrics = run.evaluate([batch], breakdown=breakdown)
-    return {"rows_read": batch.size, "malformed": dataset.bad_rows, "clicks": metrics.clicks}
+    clicks = run.evaluate([batch]).clicks
+    return {"rows_read": batch.size, "malformed": dataset.bad_rows, "clicks": clicks}
 
 
 def _first(dataset: QueueDataset, files: Sequence[str]) -> Batch:

@@ -112,10 +112,6 @@ def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Impo
     begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
     if begun is not None and checkpoint.manifest.created < begun:
         raise CheckpointError(f"{other}: it is older than this run, which has not saved yet")
-    logger.info(
-        "importance of %s: %s, rows=%d; --importance-rows 0 leaves it out",
-        run.name,
-        checkpoint.url,
-        rows,
-    )
+    text = "importance of %s: %s, rows=%d; --importance-rows 0 leaves it out"
+    logger.info(text, run.name, checkpoint.url, rows)
     return importance_of_checkpoint(checkpoint, rows=rows, allow_code=allow_code)

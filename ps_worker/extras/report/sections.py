@@ -1,5 +1,6 @@
 """The sections of a report: each shows one thing of all runs, and says of which runs it is missing."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +31,18 @@ def overview(runs: Runs) -> Section:
             "the last pass, from predictions made before training on each example (pass)."
         ),
     )
-    return Section(lead="Models, data and quality of the runs.", cards=[card])
+    lead = "Models, data and quality of the runs."
+    return Section(lead=lead, cards=[card, *_differing(runs)])
+
+
+def _differing(runs: Runs) -> list[Card]:
+    """Returns the settings in which the jobs of runs differ, if some do; not their folders."""
+    jobs = {run.name: run.job.settings() for run in runs if run.job is not None}
+    keys = dict.fromkeys(key for each in jobs.values() for key in each)
+    shown = [[key, *(json.dumps(each.get(key)) for each in jobs.values())] for key in keys]
+    cells = [row for row in shown if len({*row[1:]}) > 1 and not row[0].endswith(".dir")]
+    title = "Settings that differ"
+    return [Card(title=title, body=table(["setting", *jobs], cells))] if cells else []
 
 
 def _row(run: RunRecords) -> list[object]:

@@ -57,7 +57,8 @@ def test_loss_is_that_of_the_first_step_of_the_run(folder: Path) -> None:
     }
     assert found["data"]["train criteo"]["clicks"] == sum(row.startswith("1") for row in rows[:B])
     values = {(k, value) for row in rows[:B] for k, value in enumerate(row.split("\t")[14:])}
-    assert [each["rows"] for each in found["tables"].values()] == [len(values)] * 2
+    assert found["rows_of_tables"] == dict.fromkeys(("linear", "embedding"), len(values))
+    assert found["optimizers"] == {"linear": "adagrad", "embedding": "adagrad", "dense": "adam"}
 
 
 def test_nothing_is_written(folder: Path) -> None:

@@ -123,6 +123,19 @@ def test_page_refers_to_nothing_outside(page: Page) -> None:
     assert "@import" not in page.texts[""]
 
 
+def test_settings_of_runs_are_shown_where_they_differ(page: Page, page_of_one: Page) -> None:
+    text = page.texts["runs"]
+
+    shown = text.split("Settings that differ")[1]
+    assert shown.startswith("settingwhole <b>bare")
+    assert 'valid.group_by"site"""' in shown
+    assert "optimizer.sparse.learning_rate" in shown
+    assert "0.02" in shown
+    for same in ("train.epochs", "model.name", "checkpoint.dir", "run.dir", "data.train"):
+        assert same not in shown
+    assert "Settings that differ" not in page_of_one.texts["runs"]
+
+
 def test_text_of_users_is_no_markup(page: Page) -> None:
     assert page.tags.isdisjoint({"b", "i"})
     assert "<i>noise</i>" in page.texts["auc-by-slot-value"]
