@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -57,9 +58,23 @@ def test_days_are_learnt_one_after_another_and_old_keys_go(data: Path, tmp_path:
     before = rows_of(models / "part-000")
 
     assert "nothing is left to train: epochs=1" in learn(models, first)
-    log = learn(models, second)  # alone, as every day
+    log = learn(models, first, second)  # a finished day is not learnt again
 
     assert f"== part-001, from {models}/part-000" in log
+    header, *days = [
+        line.split() for line in log.splitlines() if line.startswith(("day ", "part-0"))
+    ]
+    assert header == ["day", "examples", "log", "loss", "base", "rate", "AUC", "calibration"]
+    assert days[0] == ["part-000", *"-----"]
+    day, examples, log_loss, base, auc, calibration = days[1]
+    rate = np.mean([line.startswith("1") for line in second.read_text().splitlines()])
+    assert (day, examples) == ("part-001", "3000")
+    assert float(base) == pytest.approx(
+        -rate * np.log(rate) - (1 - rate) * np.log(1 - rate), abs=1e-4
+    )
+    assert float(log_loss) < 1.1 * float(base)
+    assert 0.55 < float(auc) < 0.85
+    assert 0.8 < float(calibration) < 1.25
     after = rows_of(models / "part-001")
     assert after["linear"] > before["linear"]  # the first day is still there
     assert after["embedding"] < after["linear"] / 2
