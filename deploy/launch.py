@@ -94,10 +94,7 @@ def command(
         bool,
         typer.Option("--json", help="Jobs: print the result of worker 0 as JSON on the last line."),
     ] = False,
-    is_dry: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Jobs: only run `ps-worker train --dry-run`."),
-    ] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Jobs: only check them.")] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Jobs: override a key; repeatable."),

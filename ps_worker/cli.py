@@ -70,11 +70,7 @@ def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
     overrides: Set = None,
     is_dry: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Check the job: train one step in this process on its first rows, and save nothing.",
-        ),
+        bool, typer.Option("--dry-run", help="Only check: train a step here, and save nothing.")
     ] = False,
     as_json: Json = False,
     metrics: Metrics = None,

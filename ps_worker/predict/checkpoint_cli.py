@@ -39,12 +39,7 @@ from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.data.files.listing import matching_files
-from ctr_ps.ps_worker.predict.value_vectors import (
-    ExportedValues,
-    export_values,
-    import_vectors,
-    nearest,
-)
+from ctr_ps.ps_worker.predict import value_vectors
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
 from ctr_ps.ps_worker.run.result_tables import output_console
 
@@ -183,7 +178,7 @@ def export(
     if values:
         if state:
             raise UsageError("--values writes vectors by value, and so no state: leave out --state")
-        exported = export_values(
+        exported = value_vectors.export_values(
             checkpoint,
             folder_at(to),
             matching_files(values),
@@ -203,8 +198,8 @@ def export(
         typer.echo(f"{folder.url}/{export_table(checkpoint, name, folder, with_state=state)}")
 
 
-@app.command("nearest")
-def nearest_(
+@app.command()
+def nearest(
     url: Url,
     slot: Annotated[str, typer.Option(help="Slot of the value.")],
     value: Annotated[str, typer.Option(help="Value, as text in the data.")],
@@ -217,7 +212,7 @@ def nearest_(
 ) -> None:
     """Show the values of a slot with the vectors nearest to that of a value, by cosine."""
     checkpoint = Checkpoint.open(url)
-    found = nearest(checkpoint, slot, value, table=table, files=values or (), top=top)
+    found = value_vectors.nearest(checkpoint, slot, value, table=table, files=values or (), top=top)
     if as_json:
         typer.echo(json.dumps([{"value": text, "cosine": cosine} for text, cosine in found]))
     else:
@@ -235,7 +230,7 @@ def import_(
     slot: Annotated[str, typer.Option(help="Slot of the values, for files without keys.")] = "",
 ) -> None:
     """Copy a checkpoint, with rows set to vectors from files, such as those of `export --values`."""
-    written = import_vectors(Checkpoint.open(url), to, files, table=table, slot=slot)
+    written = value_vectors.import_vectors(Checkpoint.open(url), to, files, table=table, slot=slot)
     typer.echo(f"{folder_at(to).url} vectors={written}")
 
 
@@ -311,7 +306,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     console.print(table)
 
 
-def _print_values(exported: ExportedValues, url: str) -> None:
+def _print_values(exported: value_vectors.ExportedValues, url: str) -> None:
     typer.echo(
         f"rows={exported.rows} malformed={exported.bad_rows} values={exported.distinct} "
         f"collisions={exported.collisions}"

@@ -211,6 +211,15 @@ class Predictor:
         loaded, listed = self._loaded, list(samples)
         return loaded.predict(loaded.batch(listed)) if listed else loaded.none
 
+    def nearest(
+        self, slot: str, value: str, *, values: Sequence[str] = (), table: str = "", top: int = 10
+    ) -> list[tuple[str, float]]:
+        """Returns those of `values` nearest to one of a slot, with cosines; see `value_vectors.nearest`."""
+        from ctr_ps.ps_worker.predict.value_vectors import nearest  # late: asked for seldom
+
+        checkpoint = self._loaded.saved.checkpoint
+        return nearest(checkpoint, slot, value, values=values, table=table, top=top)
+
     def program_inputs(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         """Returns what the program of `ps-worker export` takes, by name: embeddings, looked up for samples.
 

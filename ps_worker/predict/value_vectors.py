@@ -1,7 +1,7 @@
 """Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -130,7 +130,8 @@ def nearest(
     value: str,
     *,
     table: str = "",  # empty: the one with the widest rows
-    files: Sequence[str] = (),  # patterns of files with values to choose from; empty: data.train
+    values: Sequence[str] = (),  # to choose from; empty: those in files
+    files: Sequence[str] = (),  # patterns; empty: data.train of the job
     top: int = 10,
 ) -> list[tuple[str, float]]:
     """Returns the values of a slot whose vectors have the largest cosines with that of `value`, and these.
@@ -139,7 +140,8 @@ def nearest(
     `value` has no row; otherwise as `export_values`.
     """
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
-    own = keys_of(pa.array([value.encode()], pa.binary()), _number_of(schema, slot))
+    number = _number_of(schema, slot)
+    own = keys_of(pa.array([value.encode()], pa.binary()), number)
     table = table or max(checkpoint.tables, key=lambda name: checkpoint.tables[name].dim)
     saved = SavedModel(checkpoint, maps=True)
     (vector,), has_row = saved.find(table, own)
@@ -147,17 +149,24 @@ def nearest(
         raise UsageError(
             f"{value!r} of slot {slot!r} has no row in table {table!r}: it is new, or was not admitted"
         )
-    paths, bad_rows = matching_files(files or job.data.train), BadRows(job.data.bad_row_limit)
-    format, found = job.data.format or None, list[tuple[str, float]]()
-    for texts, keys in DistinctValues(paths, schema, slot, format=format, bad_rows=bad_rows):
+    found = list[tuple[str, float]]()
+    if len(values):
+        given = pa.array([each.encode() for each in dict.fromkeys(values)], pa.binary())
+        blocks: Iterable[tuple[pa.Array, Keys]] = [(given, keys_of(given, number))]
+    else:
+        paths, bad_rows = matching_files(files or job.data.train), BadRows(job.data.bad_row_limit)
+        format = job.data.format or None
+        blocks = DistinctValues(paths, schema, slot, format=format, bad_rows=bad_rows)
+    for texts, keys in blocks:
         rows, has_row = saved.find(table, keys)
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
-        cosines = np.where(
-            has_row & (keys != own), rows @ vector / np.maximum(norms, 1e-30), -np.inf
-        )
+        others = has_row & (keys != own)
+        cosines = np.where(others, rows @ vector / np.maximum(norms, 1e-30), -np.inf)
         places = [i for i in np.argsort(-cosines)[:top].tolist() if np.isfinite(cosines[i])]
         found += [(text_of_value(texts[i].as_py()), float(cosines[i])) for i in places]
         found = sorted(found, key=lambda each: -each[1])[:top]
+    if not found:
+        raise UsageError(f"no other value has a row in {table!r}: give values, or their files")
     return found
 
 

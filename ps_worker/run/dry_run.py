@@ -1,7 +1,4 @@
-"""`ps-worker train --dry-run`: one step of a job on its first rows, in this process; no file is changed.
-
-It meets the errors that a run would meet on a single process, those about servers and other workers apart.
-"""
+"""`ps-worker train --dry-run`: one step of a job on its first rows, in this process; no file is changed."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -59,7 +56,6 @@ def dry_run(plan: Plan) -> dict[str, Any]:
         "rows_of_batch": batch.size,
         "dense_parameters": plan.model.num_params,
         "loss": loss,
-        "mode": job.strategy.mode,
         "data": read,
         "rows_of_tables": {name: each.rows for name, each in tables.items()},
         "optimizers": {name: spec.name for name, spec in plan.specs.optimizers.items()},

@@ -20,6 +20,7 @@ from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 from ctr_ps.ps_worker.predict import checkpoint_cli, value_vectors
+from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.predict.value_vectors import (
     ExportedValues,
     export_values,
@@ -462,6 +463,18 @@ def test_nearest_values_may_be_of_other_files_and_another_table(
     expected = cosines_of(folder, "linear", 1, "2", ["1", "3"])
     assert dict(found) == pytest.approx(expected)  # of one number: its sign
     assert {abs(each) for _, each in found} == {1.0}
+
+
+def test_predictor_chooses_among_values_that_it_is_given(folder: Path) -> None:
+    values = np.array(["red shoe", "blue", "unknown", "100%", "red shoe"])
+    expected = cosines_of(folder, "embedding", 2, "blue", ["red shoe", "100%"])
+
+    found = Predictor.load(folder / "model").nearest("ad", "blue", values=values, top=9)
+
+    assert dict(found) == pytest.approx(expected)
+    assert len(found) == 2
+    with pytest.raises(UsageError, match="no other value has a row in 'embedding': give values"):
+        Predictor.load(folder / "model").nearest("ad", "blue", values=["blue"])
 
 
 @pytest.mark.parametrize(
