@@ -52,7 +52,7 @@ class Summary:
     base_log_loss: float | None = None  # of predicting the click rate of the test data for each row
     accuracy: float | None = None  # at threshold 0.5
     calibration: float | None = None  # predicted clicks over actual clicks
-    test_examples: int = 0  # rows evaluated
+    test_examples: int | None = None  # rows evaluated
     tasks: Mapping[str, Mapping[str, object]] | None = None  # these figures, by name of a task
     # mean distance of predicted and actual click rate over `calibration_buckets`
     calibration_error: float | None = None
