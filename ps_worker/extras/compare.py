@@ -12,6 +12,7 @@ differences. It says what other rows of the evaluation would change, not what ot
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import auc_of_histograms
-from ctr_ps.ctr_model.registry import MODELS
+from ctr_ps.ctr_model.registry import class_named
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.protos.store import ParameterReader
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -38,7 +39,6 @@ from ctr_ps.ps_worker.run.precompile import precompile
 from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate
 
-SEED = 1
 REPLICATES = 200  # an error is known to 5 %: 1 / sqrt(2 * 200)
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def replicates(
     right = [np.where(labels > 0, each, 1 - each.astype(np.float64)) for each in models]
     losses = -np.log(np.clip(right, 1e-7, 1 - 1e-7))  # [M, N]
     classes = (labels, 1 - labels)
-    random, found = np.random.default_rng(SEED), np.empty((1 + REPLICATES, len(models), 2))
+    random, found = np.random.default_rng(1), np.empty((1 + REPLICATES, len(models), 2))
     for r in range(1 + REPLICATES):
         counts = weights * (random.poisson(1.0, labels.size) if r else 1.0)
         for m, (order, starts) in enumerate(zip(orders, runs, strict=True)):
@@ -112,8 +112,8 @@ def _with_model(job: Job, name: str, folder: str) -> Job:
     if not job.data.test and not job.data.valid:
         raise job.error("data.test", "data.test is empty: compare needs rows to evaluate on")
     options = job.model.options
-    if name != job.model.name and name in MODELS:
-        known = inspect.signature(MODELS[name]).parameters
+    with suppress(ValueError):  # of a class of a file, or the plan says it
+        known = inspect.signature(class_named(name)).parameters if name != job.model.name else options
         options = {key: value for key, value in options.items() if key in known}
     saved_in = folder if job.valid.final_model == "best" else ""
     start = job.checkpoint.model_dump(include={"load", "only"})
@@ -146,9 +146,7 @@ def _trained(plan: Plan) -> tuple[dict[str, Any], NDArray[np.float32]]:
                 yield batch
 
     def keep(predictions: NDArray[np.float32]) -> None:
-        rows[-1][2] = predictions.reshape(len(predictions), -1)[
-            :, 0
-        ]  # of the first task, the click
+        rows[-1][2] = predictions if predictions.ndim == 1 else predictions[:, 0]  # of clicks
 
     size = job.train.batch_size
     with errors_of_model(job):

@@ -51,7 +51,6 @@ def dry_run(plan: Plan) -> dict[str, Any]:
         loss, tables = run.progress.mean_loss, run.store.status().tables
     return {
         "dry_run": "one step in this process; nothing was saved",
-        "model": job.model.name,
         "columns": f"{len(schema.slots)} slots, {len(schema.dense)} numbers",
         "rows_of_batch": batch.size,
         "dense_parameters": plan.model.num_params,

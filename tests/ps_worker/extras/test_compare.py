@@ -143,6 +143,7 @@ def test_jobs_are_compared_by_their_best_models(folder: Path) -> None:
         (["lr", "deepf"], [], "did you mean 'deepfm'"),
         (["lr"], ["data.test=[]"], r"data\.test is empty"),
         (["lr"], ["model.dim='x'"], "dim"),
+        (["no.py:Model"], [], r"no file 'no\.py'"),
     ],
 )
 def test_nothing_is_trained_if_a_model_is_wrong(
