@@ -116,10 +116,11 @@ def base_rate(folder: Path) -> float:
     return np.mean([line.startswith("1") for line in test.read_text().splitlines()])
 
 
+@pytest.mark.slow
 def test_jobs_are_compared_by_their_best_models(folder: Path) -> None:
     """Of data.valid where there is no data.test."""
     text = (folder / "job.toml").read_text().replace("test = ", "valid = ")
-    text = text.replace("[train]", "[train]\nepochs = 6") + '[valid]\nfinal_model = "best"\n'
+    text = text.replace("[train]", "[train]\nepochs = 3") + '[valid]\nfinal_model = "best"\n'
     text += "[optimizer.sparse]\nname = 'adagrad'\nlearning_rate = 0.5\n"
     (folder / "last.toml").write_text(text.replace('"best"', '"last"'))
     (folder / "best.toml").write_text(text)
@@ -132,7 +133,7 @@ def test_jobs_are_compared_by_their_best_models(folder: Path) -> None:
     )
     trained = train_alone(load_job(folder / "best.toml", [f"data.test={folder}/test/*"]))
     assert trained.best is not None
-    assert trained.best["epoch"] < 6
+    assert trained.best["epoch"] < 3
     assert best["log_loss"] == pytest.approx(trained.log_loss)
     assert last["log_loss"] == pytest.approx(trained.validations[-1]["log_loss"])
 
