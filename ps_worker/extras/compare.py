@@ -112,9 +112,10 @@ def _with_model(job: Job, name: str, folder: str) -> Job:
     if not job.data.test and not job.data.valid:
         raise job.error("data.test", "data.test is empty: compare needs rows to evaluate on")
     options = job.model.options
-    with suppress(ValueError):  # of a class of a file, or the plan says it
-        known = inspect.signature(class_named(name)).parameters if name != job.model.name else options
-        options = {key: value for key, value in options.items() if key in known}
+    if name != job.model.name:
+        with suppress(ValueError):  # a class in a file; of an unknown model the plan says it
+            known = inspect.signature(class_named(name)).parameters
+            options = {key: value for key, value in options.items() if key in known}
     saved_in = folder if job.valid.final_model == "best" else ""
     start = job.checkpoint.model_dump(include={"load", "only"})
     sections = {
