@@ -13,6 +13,7 @@ from typing import Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ctr_ps.ctr_model import NEEDS_TORCH
+from ctr_ps.ctr_model.models.checks import require_tasks
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
@@ -85,11 +86,7 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     missing = [part for part in _MEMBERS if not hasattr(model, part)]
     _refuse_without(name, missing, f"{_interface(Model)}, or derive from torch.nn.Module")
     _require_tables(name, model, schema)
-    if schema.other_labels and not tasks_of(model):
-        raise ValueError(
-            f"model {name!r} learns one label, but the schema has {', '.join(schema.labels)}: use one of "
-            f"{', '.join(TASK_MODELS)}, or name one label in the schema, such as label = {schema.label!r}"
-        )
+    require_tasks(f"model {name!r}", schema, tasks_of(model))
     return model
 
 

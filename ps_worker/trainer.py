@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import Model, origin_of, tasks_of
+from ctr_ps.ctr_model.models.model import Model, module_class_of, origin_of, tasks_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.protos.store import SaveRequest
@@ -271,7 +271,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._values.merge(values_of_files(files, self.schema, format))
         call = _Call(self._run, EarlyStopping(metric=metric, patience=patience))
         skipped = self._run.non_finite.skipped
-        with errors_of_model(self.job), TemporaryDirectory() as folder:
+        with self._errors(), TemporaryDirectory() as folder:
             try:
                 self._run.start(self._head(data))
                 for batches in self._epochs(data, epochs):
@@ -380,7 +380,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         """
         self._require_open()
         self._require_weights(data)
-        with errors_of_model(self.job):
+        with self._errors():
             metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
         if not metrics.examples:
             raise DataError("evaluate() needs labels, but no row has one: use predict()")
@@ -400,7 +400,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             return none
         predictions: list[NDArray[np.float32]] = [none]
         batches = self._batches(data, schema, meant=self._values)
-        with errors_of_model(self.job):
+        with self._errors():
             self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
 
@@ -415,7 +415,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
         self._require_open()
         self._require_weights(data)
-        with errors_of_model(self.job):
+        with self._errors():
             return importance_of_features(
                 self._run.reader(),
                 self.model,
@@ -471,6 +471,10 @@ class Trainer(AbstractContextManager["Trainer"]):
         What it has learnt is gone then: evaluate, predict and save before.
         """
         self._close()
+
+    def _errors(self) -> AbstractContextManager[None]:
+        model_class = module_class_of(self.model) or type(self.model)
+        return errors_of_model(self.job, None if self._is_named else model_class.__name__)
 
     def _require_open(self) -> None:
         if not self._close.alive:

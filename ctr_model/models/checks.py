@@ -13,6 +13,7 @@ from ctr_ps.ctr_model.models.model import (
     EmbeddingTable,
     Model,
     StepResult,
+    Task,
     Workspace,
     module_class_of,
 )
@@ -45,36 +46,37 @@ def require_batch(
         )
 
 
-def labels_of(batch: Batch) -> Floats:
-    """Returns the labels float32[B] for a model of one label; raises ModelInputError for none or several."""
-    if batch.other_labels is not None:
-        raise ModelInputError(
-            f"the model learns one label, but this batch has {1 + batch.other_labels.shape[1]}: use a model "
-            "of several labels, or name one label in the schema"
-        )
-    return _first_labels_of(batch)
-
-
-def _first_labels_of(batch: Batch) -> Floats:
+def labels_of(batch: Batch, num_labels: int = 1) -> Floats:
+    """Returns the labels float32[B], of several float32[B, T]; ModelInputError unless there are that many."""
     if batch.labels is None:
         raise ModelInputError("cannot compute a gradient: the batch has no labels")
     _require_equal("number of labels", batch.labels.size, batch.size)
-    return batch.labels
-
-
-def all_labels_of(batch: Batch, out: Floats) -> Floats:
-    """Returns the labels float32[B, T], written to `out`; raises ModelInputError if any is missing."""
-    labels = out[: batch.size]
-    labels[:, 0] = _first_labels_of(batch)
-    if batch.other_labels is None:
+    labels = all_labels_of(batch)
+    found = 1 if labels.ndim == 1 else labels.shape[1]
+    if found != num_labels:
         raise ModelInputError(
-            f"a gradient needs {labels.shape[1]} labels, but this batch has one: name all of them in the "
-            "schema under 'labels'"
+            f"the model learns {num_labels} label{'' if num_labels == 1 else 's'}, but this batch has "
+            f"{found}: name those of the model in the schema, as label = or labels ="
         )
-    expected = (batch.size, labels.shape[1] - 1)
-    _require_equal("shape of the other labels", batch.other_labels.shape, expected)
-    labels[:, 1:] = batch.other_labels
     return labels
+
+
+def all_labels_of(batch: Batch) -> Floats:
+    """Returns the labels of a labelled batch, float32[B], of several float32[B, T]."""
+    assert batch.labels is not None
+    if batch.other_labels is None:
+        return batch.labels
+    return np.column_stack([batch.labels, batch.other_labels])
+
+
+def require_tasks(name: str, schema: Schema, tasks: Sequence[Task]) -> None:
+    """Raises ValueError if a model without tasks has a schema of several labels."""
+    if schema.other_labels and not tasks:
+        raise ValueError(
+            f"{name} learns one label, but the schema has {', '.join(schema.labels)}: use esmm, mmoe, or a "
+            "PyTorch module with self.tasks = schema.labels, or name one label in the schema, such as "
+            f"label = {schema.label!r}"
+        )
 
 
 def weights_of(batch: Batch, ones: Floats) -> Floats:

@@ -21,13 +21,13 @@ from ctr_ps.ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
 from ctr_ps.ctr_model.layers.mlp import Dropout
 from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
 from ctr_ps.ctr_model.models.checks import (
-    all_labels_of,
     errors_with_shapes,
     is_own,
     labels_of,
     mark,
     require_batch,
     require_grads,
+    require_tasks,
     require_written,
     weights_of,
 )
@@ -62,6 +62,7 @@ class ClickModel(ABC):
         `tasks` are those of a model of several labels, whose loss has all labels and probabilities. `biases`
         are the segments that are the bias of a logit, one per task; see `initial_biases`.
         """
+        require_tasks(type(self).__name__, schema, tasks)
         self.tasks = tuple(tasks)
         self.tables = tuple(tables)
         self.segments = tuple(segments)
@@ -138,8 +139,7 @@ class ClickModel(ABC):
 
     def workspace(self, max_batch_size: int) -> "_Workspace":
         """Returns buffers for batches of up to `max_batch_size` examples."""
-        num_labels = len(self._schema.labels)
-        return _Workspace(self, self._loss.shape, num_labels, max_batch_size)
+        return _Workspace(self, self._loss.shape, max_batch_size)
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
@@ -166,7 +166,7 @@ class ClickModel(ABC):
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
-        labels = all_labels_of(batch, own.labels) if self.tasks else labels_of(batch)
+        labels = labels_of(batch, len(self._schema.labels) if self.tasks else 1)
         require_batch(self._schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
         # Neither list nor dict: an array that takes the place of one of ours would never be seen.
@@ -213,9 +213,7 @@ class ClickModel(ABC):
 
 
 class _Workspace:
-    def __init__(
-        self, model: ClickModel, shape: tuple[int, ...], num_labels: int, max_batch_size: int
-    ) -> None:
+    def __init__(self, model: ClickModel, shape: tuple[int, ...], max_batch_size: int) -> None:
         self.model = model
         self.max_batch_size = max_batch_size
         self.is_checked = False  # whether the user's own code was seen to fill all that it should
@@ -231,7 +229,6 @@ class _Workspace:
         of_tasks = (len(model.tasks),) if model.tasks else ()
         self.probabilities = np.empty((max_batch_size, *of_tasks), np.float32)
         if model.tasks:
-            self.labels = np.empty((max_batch_size, num_labels), np.float32)
             self.of_click = np.empty(max_batch_size, np.float32)
         self.weights = np.ones(max_batch_size, np.float32)
 

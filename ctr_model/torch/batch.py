@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model import batch as numpy_batch
+from ctr_ps.ctr_model.models.checks import all_labels_of
 from ctr_ps.ctr_model.parameters import Ints, Lookup, Lookups, ModelInputError
 
 
@@ -36,7 +37,8 @@ class Batch:
     """A batch of B examples. Its tensors are shared and must not be written to."""
 
     dense: Tensor  # float32[B, num_dense], transformed and scaled by the schema
-    labels: Tensor | None  # float32[B], 1.0 for a click, else 0.0; None for rows without labels
+    # float32[B], 1.0 for a click, else 0.0; of a schema of T labels float32[B, T]; None for rows without
+    labels: Tensor | None
     rows: Mapping[str, Rows]  # by table; for `SlotEmbedding`
     # float32[B], sample weights, which the loss applies; None: every example has weight 1
     weights: Tensor | None = None
@@ -51,7 +53,7 @@ def batch_of(batch: numpy_batch.Batch, lookups: Lookups, *, needs_grad: bool) ->
     """Returns a batch and its lookups as tensors, without a copy."""
     return Batch(
         dense=tensor_of(batch.dense),
-        labels=None if batch.labels is None else tensor_of(batch.labels),
+        labels=None if batch.labels is None else tensor_of(all_labels_of(batch)),
         weights=None if batch.weights is None else tensor_of(batch.weights),
         rows={
             name: Rows(

@@ -37,16 +37,22 @@ class DeviceBatch:
     """A labelled batch for a device: there, or in memory of the host that a device copies from by itself."""
 
     dense: Tensor  # float32[B, num_dense]
-    labels: Tensor  # float32[B]
+    labels: Tensor  # float32[B], of T labels float32[B, T]
     weights: Tensor | None  # float32[B], sample weights
     slots: Mapping[Slots, SlotRows]
 
     @classmethod
-    def of(cls, batch: Batch, slots: Mapping[Slots, SlotRows], device: torch.device) -> Self:
-        """Returns a batch as `device` copies it; ModelInputError without labels."""
+    def of(
+        cls,
+        batch: Batch,
+        slots: Mapping[Slots, SlotRows],
+        device: torch.device,
+        num_labels: int = 1,
+    ) -> Self:
+        """Returns a batch as `device` copies it; ModelInputError unless it has that many labels."""
         found = cls(
             dense=tensors.tensor_of(batch.dense),
-            labels=tensors.tensor_of(labels_of(batch)),
+            labels=tensors.tensor_of(labels_of(batch, num_labels)),
             weights=None if batch.weights is None else tensors.tensor_of(batch.weights),
             slots=slots,
         )

@@ -65,17 +65,19 @@ class SlotEmbedding(Front):
         pooling: Pooling = "sum",
         init_range: float = 0.01,
         crosses: Sequence[tuple[str, str]] = (),
+        histories: Sequence[str] = (),
         table: str | None = None,
         optimizer: Mapping[str, str | float] | None = None,
     ) -> None:
         """Declares a table, or a part of a table that several embeddings share.
 
         `slots` are names, None: all of the schema; each pair of `crosses` is one more slot, after these.
+        `histories` are slots whose rows are returned one by one, beside the pooled ones of the others.
         `dim` is the width of the rows, new ones are uniform in [-init_range, init_range). `pooling` is "sum",
         "mean" or "max" of a slot's rows, zeros without any, or "none". `table` is by default the attribute
         that holds this module; embeddings that name the same table share its rows, dim, range and
         `optimizer`, as in a job, None: the job's. Raises ValueError if the width is less than 1, the range
-        negative, or the pooling unknown.
+        negative, the pooling unknown, or "none" beside histories.
         """
         super().__init__()
         if dim < 1:
@@ -84,6 +86,14 @@ class SlotEmbedding(Front):
             raise ValueError(f"init_range is {init_range}, expected a number >= 0")
         if pooling not in ("sum", "mean", "max", "none"):
             raise ValueError(f"pooling is {pooling!r}, expected sum, mean, max or none")
+        if histories and pooling == "none":
+            raise ValueError(
+                "pooling is 'none' beside histories: name all of these slots in histories"
+            )
+        if isinstance(slots, str) or isinstance(histories, str):
+            raise ValueError(
+                f"slots are {slots!r}, histories {histories!r}, expected lists of names"
+            )
         self.slots = None if slots is None else tuple(slots)
         self.crosses = tuple((first, second) for first, second in crosses)
         self.dim = dim
@@ -91,6 +101,13 @@ class SlotEmbedding(Front):
         self.init_range = init_range
         self.optimizer = optimizer
         self.table = table
+        own = [
+            SlotEmbedding(
+                [each], dim=dim, pooling="none", init_range=init_range, optimizer=optimizer
+            )
+            for each in histories
+        ]
+        self.histories = nn.ModuleList(own) if own else ()
         self._columns: list[int] | None = None  # of its slots among those of the table; None: all
         self._on_device: dict[torch.device, Tensor] = {}  # the columns, copied once
 
@@ -105,7 +122,10 @@ class SlotEmbedding(Front):
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
         """Returns (slot number, -1) for each slot, then the crosses; ValueError for an unknown slot."""
-        names = schema.slots if self.slots is None else self.slots
+        names: Sequence[str] = self.slots or ()
+        if self.slots is None:
+            apart = [name for each in self.histories for name in each.slots]
+            names = [name for name in schema.slots if name not in apart]
         plain = [(schema.slot_index(name), -1) for name in names]
         return plain + [(schema.slot_index(a), schema.slot_index(b)) for a, b in self.crosses]
 
@@ -119,8 +139,16 @@ class SlotEmbedding(Front):
         """Returns the embeddings of the slots, float32[B, S, D].
 
         With pooling "none": float32[B, S, T, D], padded with zeros to the largest number T of keys of a slot,
-        and the mask bool[B, S, T].
+        and the mask bool[B, S, T]. With histories a tuple: the embeddings of the other slots, then of each
+        history its rows float32[B, T, D] and its mask bool[B, T].
         """
+        fields = self._fields(batch)
+        if not self.histories:
+            return fields
+        of_histories = (each.squeeze(1) for history in self.histories for each in history(batch))
+        return (fields, *of_histories)
+
+    def _fields(self, batch: Batch) -> Any:
         if self.table is None or self.table not in batch.rows:
             raise ModelInputError(
                 f"{self!r} is not part of the module: assign it to an attribute, or use nn.ModuleList or "
@@ -219,8 +247,10 @@ DENSE = "dense"
 
 def name_tables(module: nn.Module) -> None:
     """Names the table of each embedding without one after its place in the module."""
-    for name, embedding in _embeddings(module):
+    for name, embedding in _embeddings(module):  # one before its histories
         embedding.table = embedding.table or name.replace(".", "_")
+        for history in embedding.histories:
+            history.table = embedding.table
         if embedding.table == DENSE:
             raise ValueError(
                 f"a table cannot be called {DENSE!r}, the name of the dense parameters: choose another with "

@@ -1,7 +1,8 @@
 """Export of a trained module as a program for other runtimes; embeddings are looked up outside it.
 
-    batch, rows --fronts--> dense, and the fronts' outputs, by name --program--> probabilities float32[B]
+    batch, rows --fronts--> dense, and the fronts' outputs, by name --program--> probabilities
 
+Probabilities are float32[B], of K tasks float32[B, K].
 A program is an ONNX graph, or the output of `torch.export`; the cut is explained in
 ctr_model/torch/embedding.py. The number of examples is free, and so is the number of keys of a slot whose
 rows are not pooled.
@@ -93,6 +94,7 @@ class _Behind(nn.Module):
             )  # a program saves the memory that a tensor is a view of
         self.module = self._own.module.eval()
         self.name = model.module_class.__name__
+        self._of_tasks = model.of_tasks
         self._names = list(inputs)
         self._fronts = receive_instead(self.module)
 
@@ -107,7 +109,7 @@ class _Behind(nn.Module):
         output = self.module(batch)
         if hasattr(self.module, "probabilities"):
             return self.module.probabilities(batch, output).float()
-        return torch.sigmoid(output.float()).reshape(batch.size)
+        return torch.sigmoid(output.float()).reshape(batch.size, *self._of_tasks)
 
 
 def _traced(

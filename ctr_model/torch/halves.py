@@ -35,7 +35,7 @@ class Activations:
     """Values that cross the cut for a batch of B examples; `outputs` are those of the fronts."""
 
     dense: Floats
-    labels: Floats
+    labels: Floats  # float32[B], of T labels float32[B, T]
     outputs: Outputs
 
     @property
@@ -64,7 +64,7 @@ class FrontHalf:
 
     def forward(self, batch: Batch, lookups: Lookups) -> "FrontPass":
         """Runs the fronts on a labelled batch, as in training; ModelInputError if anything does not match."""
-        labels = labels_of(batch)
+        labels = labels_of(batch, self._model.num_labels)
         require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
         self._own.module.train()
         seen = tensors.batch_of(batch, lookups, needs_grad=True)
@@ -186,10 +186,12 @@ class BackHalf:
     def require(self, part: Activations) -> None:
         """Raises ModelInputError unless the activations fit this model."""
         expected = (part.size, self._model.schema.num_dense)
-        if part.dense.shape != expected or part.labels.shape != (part.size,):
+        others = (self._model.num_labels,) if self._model.num_labels > 1 else ()
+        of_labels = (part.size, *others)
+        if part.dense.shape != expected or part.labels.shape != of_labels:
             raise ModelInputError(
-                f"activations have {part.labels.size} labels and dense inputs {list(part.dense.shape)}, "
-                f"expected {list(expected)}"
+                f"activations have labels {list(part.labels.shape)} and dense inputs "
+                f"{list(part.dense.shape)}, expected {list(of_labels)} and {list(expected)}"
             )
         if part.outputs.keys() != self._fronts.keys():
             raise ModelInputError(

@@ -10,6 +10,13 @@ The module that a user writes:
     probabilities(batch, output)    optional: float32[B] of a click; else the sigmoid of the logits
     logit_biases                    optional: the biases of logits, see `TorchModel.initial_biases`
 
+One that learns several labels has K `tasks`, names of labels or `Task`s, the first label first:
+
+    self.tasks = schema.labels      batch.labels are float32[B, T]; logits and probabilities float32[B, K]
+    loss(batch, output)             optional: also float32[B, ...] or a dict of float32[B], which are summed
+
+The default loss of a task is the log loss of its event, over the rows of its condition.
+
 Dense parameters are in the flat vector in the order of `named_parameters`, row-major, shared ones once.
 Every thread has its own module, whose parameters are views of the vector of the step.
 """
@@ -31,8 +38,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_ps.ctr_model.models.model import Origin, StepResult, Workspace
+from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads, require_tasks
+from ctr_ps.ctr_model.models.model import Origin, StepResult, Task, Workspace
 from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, Segment, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch import batch as tensors
@@ -54,9 +61,11 @@ _OF_SHAPE = {
         "Select",
         "Slice",
         "T",
+        "Cat",
+        "Stack",
     )
 } | {"ToCopyBackward", "CloneBackward"}
-"""Operations that only change the shape or type of a tensor."""
+"""Operations that only change the shape or type of a tensor, or join it with others."""
 
 
 class TorchModel:
@@ -98,11 +107,18 @@ class TorchModel:
             for name, each in parameters.items()
         )
         self.tables = tables_of(module, schema)
+        self.num_labels = max(len(schema.labels), 1)
+        self.tasks = _tasks_of(module, schema)
         self.num_params = self.initial_values.size
-        self.has_log_loss = not hasattr(module, "loss")
+        self.has_log_loss = not hasattr(module, "loss") and not self.tasks
         self._biases = _biases_of(module, parameters)
         self.logit_offset = 0.0
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def of_tasks(self) -> tuple[int, ...]:
+        """Dimensions of the predictions of one example: (K,) of K tasks, else ()."""
+        return (len(self.tasks),) if self.tasks else ()
 
     def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
         """Returns the values of the parameters `logit_biases` with which each task predicts its rate."""
@@ -133,7 +149,7 @@ class TorchModel:
     def predict(
         self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
+        """Returns click probabilities float32[B], of K tasks float32[B, K]; see `Model`."""
         own = self._own(workspace)
         require_batch(self.schema, self.tables, batch, lookups, own)
         own.take(tensors.tensor_of(params))
@@ -153,7 +169,7 @@ class TorchModel:
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
-        labels_of(batch)
+        labels_of(batch, self.num_labels)
         require_batch(self.schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
         own.take(tensors.tensor_of(params))
@@ -307,14 +323,18 @@ class _Workspace:
                     self._name,
                 )
             offset = self.model.logit_offset
-            found = _log_loss(logits + offset if offset else logits, batch)
+            found = _log_loss(logits + offset if offset else logits, batch, self.model.tasks)
             # With an offset, predictions of the rows that are trained on are those of the loss: the module's
             # own are of all rows.
             if offset or not hasattr(self.module, "probabilities"):
                 return found
             with torch.no_grad():
-                return replace(found, probabilities=self.probabilities_of(batch, output))
+                return replace(found, probabilities=self._clicks_of(batch, output))
         loss = own_loss(batch, output)
+        if self.model.tasks and isinstance(loss, Mapping):
+            loss = sum(loss.values())
+        elif self.model.tasks and isinstance(loss, Tensor) and loss.shape[:1] == (batch.size,):
+            loss = loss.reshape(batch.size, -1).sum(1)
         if isinstance(loss, Tensor) and loss.shape == (batch.size,):
             losses = loss.float() if batch.weights is None else loss.float() * batch.weights
             total = losses.sum()
@@ -332,19 +352,26 @@ class _Workspace:
                 "float32[B] (the loss of each example) or a scalar (their mean)"
             )
         with torch.no_grad():
-            probabilities = self.probabilities_of(batch, output)
+            probabilities = self._clicks_of(batch, output)
             return LossResult(total, None, total.detach(), losses.detach(), probabilities)
 
+    def _clicks_of(self, batch: tensors.Batch, output: Any) -> Tensor:
+        found = self.probabilities_of(batch, output)
+        return found[:, 0].contiguous() if self.model.tasks else found
+
     def probabilities_of(self, batch: tensors.Batch, output: Any) -> Tensor:
-        """Returns the probabilities of a click, float32[B]; `checked` says whether they are some."""
+        """Returns the probabilities of a click, float32[B], or of K tasks, float32[B, K].
+
+        `checked` says whether they are some.
+        """
         own_probabilities = getattr(self.module, "probabilities", None)
         if own_probabilities is None:
             return self._logits(output, batch.size).double().sigmoid().float()
         found = own_probabilities(batch, output)
-        if not isinstance(found, Tensor) or found.shape != (batch.size,):
+        if not isinstance(found, Tensor) or found.shape != (batch.size, *self.model.of_tasks):
             raise ModelInputError(
                 f"{self._name}.probabilities returned {described(found)} for B = {batch.size} examples, "
-                f"expected float32[B]"
+                f"expected {self._expected}"
             )
         return found.detach().float().contiguous()
 
@@ -358,13 +385,22 @@ class _Workspace:
         return probabilities
 
     def _logits(self, output: Any, size: int) -> Tensor:
-        if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
-            return output.float().reshape(size).contiguous()
+        shape = (size, *self.model.of_tasks)
+        if isinstance(output, Tensor) and output.shape in (shape, (*shape, 1)):
+            return output.float().reshape(shape).contiguous()
+        or_one = "" if self.model.tasks else " or float32[B, 1]"
         raise ModelInputError(
             f"{self._name}.forward returned {described(output)} for B = {size} examples, expected logits "
-            f"float32[B] or float32[B, 1]; a module with another output defines loss(batch, output) and "
+            f"{self._expected}{or_one}; a module with another output defines loss(batch, output) and "
             f"probabilities(batch, output)"
         )
+
+    @property
+    def _expected(self) -> str:
+        tasks = self.model.tasks
+        if not tasks:
+            return "float32[B]"
+        return f"float32[B, {len(tasks)}] of the tasks {', '.join(task.name for task in tasks)}"
 
     @property
     def _name(self) -> str:
@@ -421,23 +457,38 @@ def _dense(grad: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _log_loss(logits: Tensor, batch: tensors.Batch) -> LossResult:
+def _log_loss(logits: Tensor, batch: tensors.Batch, tasks: Sequence[Task]) -> LossResult:
     """Returns the weighted log loss of logits float32[B], by the formula of ctr_model/layers/losses.py.
 
-    PyTorch's own loses digits of the gradient where a click is nearly certain.
+    Of K tasks, with logits float32[B, K], it is the sum of theirs. PyTorch's own loses digits of the gradient
+    where a click is nearly certain.
     """
     if batch.labels is None:
         raise ModelInputError("cannot compute a gradient: the batch has no labels")
+    labels, weights = batch.labels, batch.weights
+    if tasks:
+        given = _product_of(labels, [task.given for task in tasks])
+        weights = given if weights is None else given * weights.unsqueeze(1)
+        labels = _product_of(labels, [task.labels for task in tasks])
     with torch.no_grad():
         values = logits.double()
         exponentials = values.abs().neg().exp()
         probabilities = exponentials.masked_fill(values >= 0, 1.0) / (1.0 + exponentials)
-        against = torch.where(batch.labels == 0, values, -values)
+        against = torch.where(labels == 0, values, -values)
         losses = against.clamp(min=0) + exponentials.log1p()
-        grad = (probabilities - batch.labels).float()
-        if batch.weights is not None:
-            losses, grad = losses * batch.weights, grad * batch.weights
-    return LossResult(logits, grad, losses.sum(), losses, probabilities.float())
+        grad = (probabilities - labels).float()
+        if weights is not None:
+            losses, grad = losses * weights, grad * weights
+    total, probabilities = losses.sum(), probabilities.float()
+    if tasks:
+        losses, probabilities = losses.sum(1), probabilities[:, 0].contiguous()
+    return LossResult(logits, grad, total, losses, probabilities)
+
+
+def _product_of(labels: Tensor, chosen: Sequence[Sequence[int]]) -> Tensor:
+    """Returns of labels float32[B, T] the products of the chosen ones, float32[B, K]; of none they are 1."""
+    ones = torch.ones_like(labels[:, 0])
+    return torch.stack([math.prod((labels[:, n] for n in each), start=ones) for each in chosen], 1)
 
 
 def _require_arguments(schema: object, module_class: object, options: object, seed: object) -> None:
@@ -456,6 +507,37 @@ def _require_arguments(schema: object, module_class: object, options: object, se
         )
     if not isinstance(seed, int) or seed < 0:
         raise TypeError(f"seed is {seed!r}, expected an integer of at least 0")
+
+
+def _tasks_of(module: nn.Module, schema: Schema) -> tuple[Task, ...]:
+    """Returns the tasks that a module declares; ValueError unless they are of the schema's labels."""
+    name, labels, declared = type(module).__name__, schema.labels, getattr(module, "tasks", None)
+    if not declared or isinstance(declared, nn.Module):  # a layer that has this name
+        declared = ()
+    require_tasks(name, schema, declared)
+    if len(labels) <= 1 >= len(declared):
+        return ()
+    numbers = range(len(labels))
+    tasks = [Task(each, (labels.index(each),)) if each in labels else each for each in declared]
+    for task in tasks:
+        if (
+            not isinstance(task, Task)
+            or not task.labels
+            or not {*task.labels, *task.given} <= {*numbers}
+        ):
+            raise ValueError(
+                f"{name}.tasks has {task!r}, expected one of the labels {', '.join(labels) or '(none)'}, or "
+                f"a Task with numbers of labels below {len(labels)}"
+            )
+    names = [task.name for task in tasks]
+    if len({*names}) < len(names):
+        raise ValueError(f"{name}.tasks has a name twice: {', '.join(names)}")
+    if (tasks[0].labels, tasks[0].given) != ((0,), ()):
+        raise ValueError(
+            f"{name}.tasks begins with {names[0]!r}, expected {labels[0]!r}: validation compares the figures "
+            "of the first label"
+        )
+    return tuple(tasks)
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:

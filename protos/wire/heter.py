@@ -36,7 +36,7 @@ class Train:
     number: int
     settled: int
     dense: Values  # [B, num_dense]
-    labels: Values  # [B]
+    labels: Values  # [B], of T labels [B, T]
     outputs: LayerOutputs
 
 

@@ -77,12 +77,15 @@ def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:
 
 
 @contextmanager
-def errors_of_model(job: Job) -> Iterator[None]:
-    """Turns a ModelInputError about a model's input or output into a JobError with the model's name."""
+def errors_of_model(job: Job, name: str | None = None) -> Iterator[None]:
+    """Turns a ModelInputError about a model's input or output into a JobError with the model's name.
+
+    `name` is that of a model that the job does not name.
+    """
     try:
         yield
     except ModelInputError as error:
-        raise job.error("model.name", f"model {job.model.name!r}: {error}") from error
+        raise job.error("model.name", f"model {name or job.model.name!r}: {error}") from error
 
 
 def own_model_file(job: Job) -> Path | None:

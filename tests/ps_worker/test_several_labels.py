@@ -74,11 +74,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+OWN = "tests/support/task_modules.py:SharedBottom"
 OPTIONS = {
     "esmm": {"dim": 4, "hidden": [16]},
     "mmoe": {"dim": 4, "num_experts": 3, "expert": [16], "tower": [8]},
+    OWN: {"dim": 4, "hidden": 16},
 }
-NAMES = {"esmm": ["click", "bought", "click_and_bought"], "mmoe": ["click", "bought"]}
+NAMES = {
+    "esmm": ["click", "bought", "click_and_bought"],
+    "mmoe": ["click", "bought"],
+    OWN: ["click", "bought"],
+}
 
 every_model = pytest.mark.parametrize("name", OPTIONS)
 
@@ -105,11 +111,13 @@ def trained(name: str, data: Path, tmp_path: Path, *settings: str) -> dict[str, 
 def test_learns_both_labels_and_predicts_them_alike_everywhere(
     name: str, data: Path, tmp_path: Path
 ) -> None:
+    if name == OWN:
+        pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     summary = trained(name, data, tmp_path)
 
-    result = infer(f"{tmp_path}/model", [], output=tmp_path / "out.tsv")
+    result = infer(f"{tmp_path}/model", [], output=tmp_path / "out.tsv", allow_code=True)
     predictions = np.loadtxt(tmp_path / "out.tsv", delimiter="\t", dtype=np.float32)
-    predictor = Predictor.load(tmp_path / "model")
+    predictor = Predictor.load(tmp_path / "model", allow_code=True)
     samples = [(None, [], list(row)) for row in TEST.values[:50].astype(str).tolist()]
     clicked = TEST.click == 1
 

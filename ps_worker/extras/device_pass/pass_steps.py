@@ -41,7 +41,9 @@ class PassSteps:
         """Moves the module to the device."""
         specs = parts.specs
         self._device = device
-        self._model = DeviceModel(cast("TorchModel", parts.model), device)
+        model = cast("TorchModel", parts.model)
+        self._model = DeviceModel(model, device)
+        self._num_labels = model.num_labels
         self._dims = {spec.name: spec.dim for spec in specs.tables}
         self._dense = specs.dense.name
         # of a step besides its probabilities: the loss, and a row or an element of each gradient
@@ -109,7 +111,8 @@ class PassSteps:
         ahead: deque[tuple[PassBatch, Future[DeviceBatch]]] = deque()
         with ThreadPoolExecutor(1, "next-batch") as thread:
             for each in batches:
-                staged = thread.submit(DeviceBatch.of, each.batch, each.slots, self._device)
+                of_batch = each.batch, each.slots, self._device
+                staged = thread.submit(DeviceBatch.of, *of_batch, self._num_labels)
                 ahead.append((each, staged))
                 if len(ahead) > STAGED_BATCHES:
                     yield ahead.popleft()

@@ -136,7 +136,7 @@ def test_other_labels_must_be_there(name: str) -> None:
     case = TaskCase(name)
     case.batch = replace(case.batch, other_labels=None)
 
-    with pytest.raises(ModelInputError, match="needs 2 labels, but this batch has one"):
+    with pytest.raises(ModelInputError, match="learns 2 labels, but this batch has 1"):
         case.gradient()
     assert case.predict().shape == (8, len(case.model.tasks))
 
@@ -153,7 +153,9 @@ def test_esmm_learns_exactly_two() -> None:
 
 
 def test_a_model_of_one_label_names_those_of_several() -> None:
-    with pytest.raises(ValueError, match=r"'lr' learns one label.*click, bought.*esmm, mmoe"):
+    with pytest.raises(
+        ValueError, match=r"LogisticRegression learns one label.*click, bought.*esmm, mmoe"
+    ):
         build_model("lr", TWO, {})
 
 
@@ -162,7 +164,7 @@ def test_a_model_of_one_label_refuses_examples_of_several() -> None:
     case = ModelCase(build_model("lr", SCHEMA, {}), SCHEMA, seed=3, batch_size=8)
     case.batch = replace(case.batch, other_labels=np.ones((8, 1), np.float32))
 
-    with pytest.raises(ModelInputError, match="learns one label, but this batch has 2"):
+    with pytest.raises(ModelInputError, match="learns 1 label, but this batch has 2"):
         case.gradient()
     assert case.predict().shape == (8,)
 

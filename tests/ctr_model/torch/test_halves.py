@@ -166,7 +166,7 @@ def test_what_cannot_cross_is_refused() -> None:
             {"outputs": {}},
             r"activations come from the layers , but OwnCut has the layers interactions before its cut",
         ),
-        ({"labels": np.zeros(4, np.float32)}, r"4 labels and dense inputs \[5, 3\]"),
+        ({"labels": np.zeros(4, np.float32)}, r"labels \[4\] and dense inputs \[5, 3\]"),
         (
             {"outputs": {"interactions": [np.zeros((4, 3), np.float32)]}},
             r"interactions returned a tensor of shape \[4, 3\] for 5 examples, expected \[5, \.\.\.\]",
