@@ -19,7 +19,6 @@ from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
 from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Compute, Model, module_class_of, tasks_of
-from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
 from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
 from ctr_ps.ctr_model.schema import Schema
 
@@ -34,11 +33,6 @@ MODELS: dict[str, ModelClass] = {
     "dcn_v2": DcnV2,
 }
 
-TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
-"""Models that learn several labels."""
-
-_NUMPY_MODELS = MODELS | TASK_MODELS
-
 ZOO = {
     "auto_int": "auto_int:AutoInt",
     "bst": "bst:Bst",
@@ -50,7 +44,17 @@ ZOO = {
 }
 """Published models as PyTorch modules, each with its file in ctr_model/torch/zoo and its class."""
 
-_MODULES = ZOO | {"program": "program:Program"}  # that of a static program (docs/fleet.md)
+TASK_MODELS = {
+    "esmm": "esmm:Esmm",
+    "mmoe": "mmoe:Mmoe",
+    "ple": "ple:Ple",
+    "pepnet": "pepnet:PepNet",
+}
+"""Those that learn several labels."""
+
+_NAMED = ZOO | TASK_MODELS | {"two_towers": "two_towers:TwoTowers"}
+
+_MODULES = _NAMED | {"program": "program:Program"}  # that of a static program (docs/fleet.md)
 
 _ZOO_PACKAGE = "ctr_ps.ctr_model.torch.zoo"
 
@@ -92,10 +96,10 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
 
 def class_named(name: str) -> ModelClass:
     """Returns the class of a built-in model; ValueError if it is unknown, or PyTorch is missing."""
-    if name in _NUMPY_MODELS:
-        return _NUMPY_MODELS[name]
+    if name in MODELS:
+        return MODELS[name]
     if name not in _MODULES:
-        known = [*_NUMPY_MODELS, *ZOO]
+        known = [*MODELS, *_NAMED]
         raise ValueError(
             f'{_unknown("model", name, known)}; a custom model is "my_model.py:MyModel"'
         )
@@ -195,7 +199,7 @@ def name_of(model: Model) -> str | None:
         place = f"{module_class.__module__}:{module_class.__qualname__}"
         of_zoo = (name for name, known in _MODULES.items() if place == f"{_ZOO_PACKAGE}.{known}")
         return next(of_zoo, f"{inspect.getfile(module_class)}:{module_class.__qualname__}")
-    return next((name for name, known in _NUMPY_MODELS.items() if type(model) is known), None)
+    return next((name for name, known in MODELS.items() if type(model) is known), None)
 
 
 def _load_class(name: str) -> ModelClass:

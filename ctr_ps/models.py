@@ -8,8 +8,6 @@ from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
 from ctr_ps.ctr_model.models.fm import DeepFm, Fm
-from ctr_ps.ctr_model.models.model import Task
-from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
 from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
 from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookup, Segment
 from ctr_ps.ctr_model.registry import with_compute
@@ -22,16 +20,13 @@ __all__ = [
     "DcnV2",
     "DeepFm",
     "EmbeddingTable",
-    "Esmm",
     "Floats",
     "Fm",
     "LogisticRegression",
     "Lookup",
     "Loss",
     "Mlp",
-    "Mmoe",
     "Segment",
-    "Task",
     "WideDeep",
     "require_widths",
     "with_compute",

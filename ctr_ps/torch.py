@@ -2,13 +2,14 @@
 
 | name | what for |
 | --- | --- |
-| `SlotEmbedding`, `Front`, `Batch` | a module that a job trains: `model = "my_model.py:Net"` |
+| `SlotEmbedding`, `Front`, `Batch`, `Task` | a module that a job trains: `model = "my_model.py:Net"` |
 | `TorchModel` | such a module as the model of a Fleet script |
 | `open_tables`, `Tables`, `Embedding`, `EmbeddingBag`, `PushOptimizer` | a loop of one's own |
 
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
+from ctr_ps.ctr_model.models.model import Task
 from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel
 from ctr_ps.ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
 
@@ -20,6 +21,7 @@ __all__ = [
     "PushOptimizer",
     "SlotEmbedding",
     "Tables",
+    "Task",
     "TorchModel",
     "open_tables",
 ]

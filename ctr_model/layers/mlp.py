@@ -97,14 +97,11 @@ class MlpBuffers:
         max_batch_size: int,
         new_product: NewProduct,
         dropout: Dropout | None = None,
-        shared_input: Floats | None = None,
     ) -> None:
         self.dropout = dropout
         self.first_hidden = 0 if dropout is None else dropout.take_layers(len(widths) - 2)
         self.products = [new_product(*shape, max_batch_size) for shape in pairwise(widths)]
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
-        if shared_input is not None:
-            self._outputs[0] = shared_input
         self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths[:-1]]
 
     def input(self, size: int) -> Floats:
@@ -139,10 +136,9 @@ class Mlp:
         max_batch_size: int,
         new_product: NewProduct = float32_product,
         dropout: Dropout | None = None,
-        shared_input: Floats | None = None,
     ) -> MlpBuffers:
-        """Returns buffers for batches of up to `max_batch_size`; several perceptrons may have one X."""
-        return MlpBuffers(self.widths, max_batch_size, new_product, dropout, shared_input)
+        """Returns buffers for batches of up to `max_batch_size`."""
+        return MlpBuffers(self.widths, max_batch_size, new_product, dropout)
 
     def forward(self, tensors: Tensors, buffers: MlpBuffers, size: int) -> Floats:
         """Returns the output for the X of `size` examples and the tensors of `segments`."""

@@ -31,7 +31,7 @@ from ctr_ps.ctr_model.models.checks import (
     require_written,
     weights_of,
 )
-from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
+from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Workspace
 from ctr_ps.ctr_model.parameters import (
     FlatLayout,
     Floats,
@@ -54,16 +54,14 @@ class ClickModel(ABC):
         tables: Sequence[EmbeddingTable],
         segments: Sequence[Segment],
         loss: Loss = SIGMOID,
-        tasks: Sequence[Task] = (),
         biases: Sequence[Segment] = (),
     ) -> None:
         """Declares tables and dense parameters.
 
-        `tasks` are those of a model of several labels, whose loss has all labels and probabilities. `biases`
-        are the segments that are the bias of a logit, one per task; see `initial_biases`.
+        `biases` has the segment that is the bias of the logit; see `initial_biases`. Raises ValueError for a
+        schema of several labels.
         """
-        require_tasks(type(self).__name__, schema, tasks)
-        self.tasks = tuple(tasks)
+        require_tasks(type(self).__name__, schema, ())
         self.tables = tuple(tables)
         self.segments = tuple(segments)
         self._schema = schema
@@ -76,7 +74,7 @@ class ClickModel(ABC):
         self._biases = tuple(biases)
 
     def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
-        """Returns the initial logit biases, by segment, with which each task predicts its rate, in (0, 1).
+        """Returns the initial logit bias, by segment, with which the model predicts its rate, in (0, 1).
 
         A logit starts at log(rate / (1 - rate)), as in section 4.1 of Lin et al., "Focal loss for dense
         object detection", ICCV 2017: otherwise the rows of frequent keys would learn the overall rate.
@@ -144,7 +142,7 @@ class ClickModel(ABC):
     def predict(
         self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
-        """Returns click probabilities float32[B], of K tasks float32[B, K]; see `Model`."""
+        """Returns click probabilities float32[B]; see `Model`."""
         own = self._own(workspace)
         require_batch(self._schema, self.tables, batch, lookups, own)
         logits, probabilities = own.logits[: batch.size], own.probabilities[: batch.size]
@@ -166,7 +164,7 @@ class ClickModel(ABC):
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
-        labels = labels_of(batch, len(self._schema.labels) if self.tasks else 1)
+        labels = labels_of(batch)
         require_batch(self._schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
         # Neither list nor dict: an array that takes the place of one of ours would never be seen.
@@ -199,9 +197,6 @@ class ClickModel(ABC):
                 written[f"the gradient of table {name!r}"] = grad
             require_written("backward", written)
             own.is_checked = True
-        if self.tasks:
-            own.of_click[: batch.size] = probabilities[:, 0]
-            probabilities = own.of_click[: batch.size]
         return StepResult(loss, probabilities)
 
     def _own(self, workspace: Workspace) -> "_Workspace":
@@ -226,10 +221,7 @@ class _Workspace:
         self.buffers = of_thread.buffers(max_batch_size)
         self.logits = np.empty((max_batch_size, *shape), np.float32)
         self.logit_grad = np.empty_like(self.logits)
-        of_tasks = (len(model.tasks),) if model.tasks else ()
-        self.probabilities = np.empty((max_batch_size, *of_tasks), np.float32)
-        if model.tasks:
-            self.of_click = np.empty(max_batch_size, np.float32)
+        self.probabilities = np.empty(max_batch_size, np.float32)
         self.weights = np.ones(max_batch_size, np.float32)
 
     @property

@@ -150,13 +150,34 @@ class TorchModel:
         self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B], of K tasks float32[B, K]; see `Model`."""
+        own, seen, output = self._evaluated(params, batch, lookups, workspace)
+        with torch.no_grad():
+            return own.checked(own.probabilities_of(seen, output).numpy())
+
+    def outputs(
+        self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
+    ) -> dict[str, Floats]:
+        """Returns what `forward` returns, by name; ModelInputError unless that is a dict of tensors."""
+        _, _, output = self._evaluated(params, batch, lookups, workspace)
+        if not isinstance(output, Mapping) or not all(
+            isinstance(each, Tensor) and each.shape[:1] == (batch.size,) for each in output.values()
+        ):
+            raise ModelInputError(
+                f"{self.module_class.__name__}.forward returns {described(output)}, expected a dict of "
+                f"tensors of {batch.size} rows"
+            )
+        return {name: each.float().numpy() for name, each in output.items()}
+
+    def _evaluated(
+        self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
+    ) -> tuple["_Workspace", tensors.Batch, Any]:
         own = self._own(workspace)
         require_batch(self.schema, self.tables, batch, lookups, own)
         own.take(tensors.tensor_of(params))
         own.module.eval()
         with torch.no_grad():
             seen = tensors.batch_of(batch, lookups, needs_grad=False)
-            return own.checked(own.probabilities_of(seen, own.module(seen)).numpy())
+            return own, seen, own.module(seen)
 
     def gradient(
         self,

@@ -59,7 +59,7 @@ def torch_model(model: Model) -> "TorchModel":
     """Returns the model if it is a module of PyTorch; else raises UsageError."""
     if module_class_of(model) is None:
         raise UsageError(
-            f"only PyTorch models can be exported as a program, but this model is a {type(model).__name__}: "
-            "serve it with the Predictor"
+            f"only PyTorch models have programs and outputs, but this model is a {type(model).__name__}: "
+            "predict with it"
         )
     return cast("TorchModel", model)

@@ -88,6 +88,17 @@ class _Loaded:
             require_probabilities("predict", predictions, batch, len(tasks_of(self.model)))
             return predictions.copy()
 
+    def outputs(self, batch: Batch) -> dict[str, Values]:
+        from ctr_ps.ps_worker.predict.export import torch_model  # late, as this is asked for seldom
+
+        model, lookups = torch_model(self.model), self.lookups(batch)
+        params = self.saved.dense[DENSE_BLOCK]
+        with (
+            self._workspace(batch.size) as workspace,
+            errors_with_shapes(self.model, "forward", batch, lookups),
+        ):
+            return model.outputs(params, batch, lookups, workspace)
+
     def inputs_of_program(self, batch: Batch) -> dict[str, NDArray[Any]]:
         from ctr_ps.ps_worker.predict.export import torch_model  # late, as this is asked for seldom
 
@@ -179,11 +190,26 @@ class Predictor:
         UsageError if data are none of these.
         """
         loaded = self._loaded
+        batches = self._batches(loaded, data)
+        return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in batches)])
+
+    def outputs(self, data: Batch | Source) -> dict[str, Values]:
+        """Returns the outputs by name, float32[B, ...], of a PyTorch module whose `forward` returns a dict.
+
+        Such as the vectors of `two_towers`. `data` and errors are as for `predict`; without rows there are no
+        names. Raises UsageError if the model is none of PyTorch.
+        """
+        loaded = self._loaded
+        parts = [loaded.outputs(batch) for batch in self._batches(loaded, data)]
+        names = parts[0] if parts else ()
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def _batches(self, loaded: _Loaded, data: Batch | Source) -> Iterable[Batch]:
         if isinstance(data, Batch):
-            return loaded.predict(data)
+            return [data]
         if not is_source(data):
             raise UsageError(
-                f"predict() was given {type(data).__name__}, expected a Batch, files or a table; "
+                f"the predictor was given {type(data).__name__}, expected a Batch, files or a table; "
                 f"predict_samples() takes samples (label, numbers, values of slots)"
             )
         # Late: who is asked online reads no files.
@@ -195,11 +221,11 @@ class Predictor:
         schema = features_only(loaded.schema)
         source = in_arrow(data, schema)
         if getattr(source, "num_rows", None) == 0:  # a table, which may be empty
-            return loaded.none
+            return []
         files, format = opened(source, schema, format_of_job(loaded.job), loaded.values)
         rows = streamed(loaded.job, schema, format=format)
         rows.set_filelist(files)
-        return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])
+        return rows
 
     def predict_samples(self, samples: Iterable[Sample]) -> Values:
         """Returns the click probabilities of samples (label, dense, slots), float32[B]; labels do not count.

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -116,6 +117,7 @@ def test_histories_keep_their_order(
 
 def test_each_task_is_learnt(tmp_path: Path) -> None:
     """The best AUCs are 0.837 for clicks, 0.838 for conversions of clicked rows, and 0.856 for both."""
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     tasks = trained("esmm.toml", made_by("conversions.py", tmp_path)).tasks
 
     assert tasks is not None
@@ -124,3 +126,32 @@ def test_each_task_is_learnt(tmp_path: Path) -> None:
         "conversion": pytest.approx(0.83, abs=0.02),
         "click_and_conversion": pytest.approx(0.85, abs=0.01),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mmoe", "ple", "pepnet"])
+def test_each_label_is_learnt_over_all_rows(name: str, tmp_path: Path) -> None:
+    """The conversions of the data come only after clicks: those of all rows are both."""
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    tasks = trained(f"{name}.toml", made_by("conversions.py", tmp_path)).tasks
+
+    assert tasks is not None
+    assert {name: figures["auc"] for name, figures in tasks.items()} == {
+        "click": pytest.approx(0.83, abs=0.01),
+        "conversion": pytest.approx(0.85, abs=0.01),
+    }
+
+
+@pytest.mark.slow
+def test_vectors_of_two_towers_find_the_items_of_a_history(clicks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    assert auc_of("two_towers.toml", clicks, f"checkpoint.dir={tmp_path}/checkpoints") > 0.75
+    predictor = Predictor.load(tmp_path / "checkpoints")
+    items = [f"item-{number}" for number in range(100)]
+
+    vectors = predictor.outputs(pa.table({"item": items, "history": [[each] for each in items]}))
+    nearest = (vectors["user"] @ vectors["item"].T).argmax(1)
+
+    assert vectors["item"].shape == (100, 32)
+    assert (nearest == range(100)).mean() > 0.9
+    assert predictor.outputs(pa.table({"item": [], "history": []})) == {}

@@ -90,6 +90,7 @@ every_model = pytest.mark.parametrize("name", OPTIONS)
 
 
 def trained(name: str, data: Path, tmp_path: Path, *settings: str) -> dict[str, Any]:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     job = {
         "model": {"name": name, **OPTIONS[name]},
         "data": {
@@ -111,8 +112,6 @@ def trained(name: str, data: Path, tmp_path: Path, *settings: str) -> dict[str, 
 def test_learns_both_labels_and_predicts_them_alike_everywhere(
     name: str, data: Path, tmp_path: Path
 ) -> None:
-    if name == OWN:
-        pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     summary = trained(name, data, tmp_path)
 
     result = infer(f"{tmp_path}/model", [], output=tmp_path / "out.tsv", allow_code=True)
@@ -167,6 +166,7 @@ def test_learns_alike_from_memory_with_ids_in_predictions(data: Path, tmp_path: 
 
 
 def test_trainer_evaluates_and_predicts_every_task(data: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     trainer = Trainer("mmoe", OPTIONS["mmoe"], schema=SCHEMA, train={"batch_size": 256})
     trainer.train(f"{data}/train.parquet")
 

@@ -18,7 +18,7 @@ from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.models.fm import DeepFm
-from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS
+from ctr_ps.ctr_model.registry import MODELS
 from ctr_ps.ctr_model.schema import Schema, SchemaError, criteo_schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
@@ -427,7 +427,7 @@ def test_the_page_lists_all_names() -> None:
     rows = dict(
         re.findall(r"^\| (models|`optimizer\.sparse`|`strategy\.mode`).*?\| (.*) \|$", PAGE, re.M)
     )
-    classes = {name: cls.__name__ for name, cls in {**MODELS, **TASK_MODELS}.items()}
+    classes = {name: cls.__name__ for name, cls in MODELS.items()}
 
     assert re.findall(r"`(\w+)` `(\w+)`", rows["models"]) == list(classes.items())
     assert set(re.findall(r"`(\w+)`", rows["`optimizer.sparse`"])) == set(OPTIMIZERS)

@@ -79,6 +79,7 @@ def labelled(rows: list[int], weights: list[float] | None = None) -> Batch:
 
 
 def test_example_of_weight_3_is_three_examples_of_each_task() -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     schema = Schema(dense=(), slots=("item",), label="click", other_labels=("bought",))
     model, store = build_model("esmm", schema, {"dim": 2, "hidden": [4]}), ParameterStore()
     declare(store, specs_of(model, job("async")))
