@@ -1,51 +1,18 @@
 """DIN: attention of histories to the shown item (Zhou et al., KDD 2018, arXiv 1706.06978)."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ctr_ps.ctr_model.layers.pooling import Pooling, SlotOptions, require_widths
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch
 from ctr_ps.ctr_model.torch.zoo.histories import Inputs
+from ctr_ps.ctr_model.torch.zoo.pooled import Perceptron, numbered
 
 
-class _Dense(nn.Module):
-    def __init__(self, fan_in: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(fan_in, width) * fan_in**-0.5)
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight.mT, self.bias)
-
-
-class _Layers(nn.Module):
-    """Layers `name`1, `name`2, ... with relu between them.
-
-    Names and shapes are those of layers/mlp.py, so that checkpoints of releases with DIN in numpy load.
-    """
-
-    def __init__(self, name: str, widths: Sequence[int], dropout: float = 0.0) -> None:
-        super().__init__()
-        self._names = [f"{name}{i}" for i in range(1, len(widths))]
-        for layer, pair in zip(self._names, pairwise(widths), strict=True):
-            self.add_module(layer, _Dense(*pair))
-        self._dropout = dropout
-
-    def out(self, x: Tensor) -> Tensor:
-        """Returns the last layer's output, without relu."""
-        *hidden, last = map(self.get_submodule, self._names)
-        for layer in hidden:
-            x = functional.dropout(torch.relu(layer(x)), self._dropout, self.training)
-        out: Tensor = last(x)
-        return out
-
-
-class Din(_Layers):
+class Din(nn.Module):
     """Deep interest network: logit = MLP([dense | slot 1 | ... | slot S]).
 
     A history with the last keys h_1, ..., h_n and the pooled embedding t of its target has the vector
@@ -73,24 +40,26 @@ class Din(_Layers):
         """Builds the network; `histories` maps a history to its target, by default `schema.shares`."""
         require_widths(hidden=hidden, attention_hidden=attention_hidden)
         inputs = Inputs(schema, dim, init_range, pooling, slots, histories, max_length)
-        super().__init__("fc", (inputs.width, *hidden, 1), dropout)
+        super().__init__()
+        mlp = Perceptron((inputs.width, *hidden, 1), dropout)
+        numbered(self, "fc", mlp.children())
+        self.mlp = mlp
         self.inputs = inputs
         self.attention = nn.Module()
         self._attentions = {
-            history: _Layers("", (4 * inputs.dims[history], *attention_hidden, 1))
+            history: Perceptron((4 * inputs.dims[history], *attention_hidden, 1))
             for history in inputs.targets
         }
         # Not by add_module, which refuses some names of slots, such as "type" or one with a dot.
         self.attention._modules.update(self._attentions)
-        self.logit_biases = (f"{self._names[-1]}.bias",)
+        self.logit_biases = (f"fc{len(hidden) + 1}.bias",)
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits float32[B, 1]."""
         vectors = self.inputs.slots(batch)
         for history, target, rows, ages in self.inputs.histories(batch):
             t = vectors[target].unsqueeze(1).expand_as(rows)
-            weights = 1 + self._attentions[history].out(
-                torch.cat([rows, t, rows - t, rows * t], dim=2)
-            )
+            weights = 1 + self._attentions[history](torch.cat([rows, t, rows - t, rows * t], dim=2))
             vectors[history] = (weights * rows).masked_fill(ages.unsqueeze(2) < 0, 0.0).sum(1)
-        return self.out(self.inputs.concatenated(batch, vectors))
+        logits: Tensor = self.mlp(self.inputs.concatenated(batch, vectors))
+        return logits

@@ -1,6 +1,6 @@
 """Layers whose parameters have the names and shapes of numpy models, whose checkpoints they read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,8 @@ from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
 class PooledInput(nn.Module):
     """The input X = [ dense | pooled embedding of slot 1 | ... | of slot S ], float32[B, width].
 
-    A slot may have a `dim` and `pooling` of its own; each width has its own table.
+    `width` and tables are those of `PooledSlots`: a slot may have a `dim` and `pooling` of its own, and each
+    width has its own table. Slots in `apart` are pooled by the caller.
     """
 
     def __init__(
@@ -28,35 +29,49 @@ class PooledInput(nn.Module):
         init_range: float,
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
+        apart: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._schema = schema
-        checked = PooledSlots(schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots)
-        self.width = checked.width
-        self._columns = checked.columns
-        groups: dict[tuple[int, Pooling], list[str]] = {}
-        for slot in schema.slots:
-            own: dict[str, Any] = {"dim": dim, "pooling": pooling, **slots.get(slot, {})}
-            groups.setdefault((own["dim"], own["pooling"]), []).append(slot)
-        self.embeddings = nn.ModuleList(
-            SlotEmbedding(
-                None if len(groups) == 1 else names,
-                dim=width,
-                pooling=of_group,
-                init_range=init_range,
-                table="embedding" if width == dim else f"embedding_{width}",
-            )
-            for (width, of_group), names in groups.items()
+        plan = PooledSlots(schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots)
+        self.width, self._schema, self._columns = plan.width, schema, plan.columns
+        columns = zip(schema.slots, plan.columns, strict=True)
+        self.dims = {name: column.stop - column.start for name, column in columns}
+        self._dim, self._init_range = dim, init_range
+        groups: dict[tuple[int, object], list[str]] = {}
+        for name in schema.slots:
+            if name not in apart:
+                own = slots.get(name, {}).get("pooling", pooling)
+                groups.setdefault((self.dims[name], own), []).append(name)
+        self.pooled = nn.ModuleList(self.embedding(of, own) for (_, own), of in groups.items())
+
+    def embedding(self, slots: Sequence[str], pooling: Any) -> SlotEmbedding:
+        """Returns an embedding of slots of one width."""
+        width = self.dims[slots[0]]
+        return SlotEmbedding(
+            slots,
+            dim=width,
+            pooling=pooling,
+            init_range=self._init_range,
+            table="embedding" if width == self._dim else f"embedding_{width}",
         )
-        grouped = [name for names in groups.values() for name in names]
-        self._places = [grouped.index(slot) for slot in schema.slots]
+
+    def slots(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns the pooled embedding float32[B, D] of each slot that is not apart."""
+        return {
+            name: vector
+            for each in self.pooled
+            for name, vector in zip(each.slots, each(batch).unbind(1), strict=True)
+        }
+
+    def concatenated(self, batch: Batch, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Returns X, given the vector of each slot."""
+        return torch.cat([batch.dense, *(vectors[name] for name in self.dims)], dim=1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Returns X."""
-        if len(self.embeddings) == 1:
-            return torch.cat([batch.dense, self.embeddings[0](batch).flatten(1)], dim=1)
-        vectors = [each for embedding in self.embeddings for each in embedding(batch).unbind(1)]
-        return torch.cat([batch.dense, *(vectors[place] for place in self._places)], dim=1)
+        """Returns X, where no slot is apart."""
+        if len(self.pooled) == 1:
+            return torch.cat([batch.dense, self.pooled[0](batch).flatten(1)], dim=1)
+        return self.concatenated(batch, self.slots(batch))
 
     def columns(self, slots: Sequence[str]) -> Tensor:
         """Returns the columns of X that are of some slots, int64; SchemaError for an unknown one."""
