@@ -32,7 +32,7 @@ class Ple(nn.Module):
         schema: Schema,
         *,
         dim: int = 10,
-        num_levels: int = 2,
+        num_levels: int = 1,
         num_experts: int = 2,
         num_shared: int = 2,
         expert: Sequence[int] = (128,),

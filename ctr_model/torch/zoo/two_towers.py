@@ -36,13 +36,13 @@ class TwoTowers(nn.Module):
         schema: Schema,
         *,
         item: Sequence[str],
-        dim: int = 16,
+        dim: int = 32,
         hidden: Sequence[int] = (128,),
         vector: int = 32,
         temperature: float = 0.1,
         log_share: str = "",
         dropout: float = 0.0,
-        init_range: float = 0.1,
+        init_range: float = 0.01,
         pooling: Pooling = "sum",
     ) -> None:
         super().__init__()

@@ -24,6 +24,7 @@ from ctr_ps.ps_worker.job import Job, override_job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
+from tests.support.task_modules import SharedBottom  # noqa: E402
 from tests.support.torch_models import Attention, SlotProducts, WideDeep  # noqa: E402
 from tests.support.training import (  # noqa: E402
     NUM_DENSE,
@@ -50,6 +51,12 @@ def attention() -> TorchModel:
     return TorchModel(SCHEMA, Attention, seed=3)
 
 
+def shared_bottom() -> TorchModel:
+    return TorchModel(
+        dataclasses.replace(SCHEMA, label="click", other_labels=("bought",)), SharedBottom, seed=3
+    )
+
+
 class Parameters:
     """All parameters at the end of a job."""
 
@@ -72,8 +79,16 @@ def assert_close(found: Parameters, expected: Parameters, atol: float) -> None:
         np.testing.assert_allclose(found.rows[table], rows, atol=atol)
 
 
-def batches_of(worker: int, num_batches: int, *, several_keys: bool = False) -> list[NumpyBatch]:
+def batches_of(
+    worker: int, num_batches: int, *, several_keys: bool = False, two_labels: bool = False
+) -> list[NumpyBatch]:
     found = random_batches(num_batches, 16 + 5 * worker, seed=worker)
+    if two_labels:
+        others = [np.roll(each.labels, 1).reshape(-1, 1) for each in found]
+        return [
+            dataclasses.replace(each, other_labels=other)
+            for each, other in zip(found, others, strict=True)
+        ]
     return [with_several_keys(each, 2 + worker) for each in found] if several_keys else found
 
 
@@ -95,6 +110,7 @@ def trained(
     num_heter: int,
     num_batches: Sequence[int] = (12, 12),
     several_keys: bool = False,
+    two_labels: bool = False,
     **cluster: Any,
 ) -> tuple[Parameters, HeterCluster, list[float]]:
     """Returns the parameters after two epochs, and each worker's mean loss of the second.
@@ -104,7 +120,9 @@ def trained(
     found, losses = Parameters(build()), [0.0] * len(num_batches)
 
     def work(run: Run, index: int) -> None:
-        data = batches_of(index, num_batches[index], several_keys=several_keys)
+        data = batches_of(
+            index, num_batches[index], several_keys=several_keys, two_labels=two_labels
+        )
         for _ in range(2):
             before = run.progress.counts()
             run.train(data)
@@ -147,8 +165,9 @@ def trained_without_and_with_heter(
         (wide_deep, (12, 12), 1, {"num_servers": 2}),
         (wide_deep, (12, 5, 9), 2, {}),
         (attention, (8, 8), 1, {"several_keys": True}),
+        (shared_bottom, (8, 8), 1, {"two_labels": True}),
     ],
-    ids=["two-servers", "uneven-data-and-two-heter-trainers", "attention"],
+    ids=["two-servers", "uneven-data-and-two-heter-trainers", "attention", "two-labels"],
 )
 def test_sync_gives_the_model_of_the_same_job_without_heter_trainers(
     build: Any, num_batches: Sequence[int], num_heter: int, options: Any
