@@ -119,7 +119,9 @@ def test_agrees_with_the_oracle(
 def test_gradients_agree_in_float64(name: str) -> None:
     """Not those of `pepnet`, which stops some: the slopes above have them."""
     case = TowersCase() if name == "two_towers" else TaskCase(name)
-    module, (table,) = case.model.workspace(1).module.double(), case.model.tables
+    workspace, (table,) = case.model.workspace(1), case.model.tables
+    workspace.take(torch.from_numpy(case.params))
+    module = workspace.module.double()
     names = [name for name, _ in module.named_parameters()]
     labels = torch.from_numpy(all_labels_of(case.batch)).double()
 
