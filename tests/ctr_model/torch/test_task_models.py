@@ -17,9 +17,11 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 from ctr_ps import Predictor, Trainer  # noqa: E402
 from ctr_ps.ctr_model.models.checks import all_labels_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import FlatLayout, ModelInputError  # noqa: E402
-from ctr_ps.ctr_model.registry import TASK_MODELS, build_model, with_logit_offset  # noqa: E402
+from ctr_ps.ctr_model.registry import TASK_MODELS, build_model, name_of, with_logit_offset  # noqa: E402
 from ctr_ps.ctr_model.schema import Schema  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch  # noqa: E402
+from ctr_ps.ctr_model.torch.export import ProgramInputs, export  # noqa: E402
+from tests.ctr_model.torch.test_export import run_onnx  # noqa: E402
 from tests.ctr_model.torch.test_zoo import keys_of  # noqa: E402
 from tests.reference.models import esmm, esmm_loss, mmoe, mmoe_loss  # noqa: E402
 from tests.reference.task_models import (  # noqa: E402
@@ -382,3 +384,18 @@ def test_only_modules_that_return_a_dict_have_outputs() -> None:
 
     with pytest.raises(ModelInputError, match=r"returns float32\[8, 2\], expected a dict"):
         case.model.outputs(case.params, case.batch, case.lookups, case.model.workspace(8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TASK_MODELS, "two_towers"])
+def test_onnx_program_predicts_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'ctr-ps[onnx]'")
+    case = TowersCase() if name == "two_towers" else TaskCase(name)
+    export(case.model, case.params, tmp_path / "model.onnx")
+
+    found = run_onnx(
+        tmp_path / "model.onnx", ProgramInputs(case.model).of(case.batch, case.lookups)
+    )
+
+    np.testing.assert_allclose(found, case.predict(), rtol=1e-4)
+    assert name_of(case.model) == name
