@@ -5,13 +5,22 @@
 | `SlotEmbedding`, `Front`, `Batch`, `Task` | a module that a job trains: `model = "my_model.py:Net"` |
 | `TorchModel` | such a module as the model of a Fleet script |
 | `open_tables`, `Tables`, `Embedding`, `EmbeddingBag`, `PushOptimizer` | a loop of one's own |
+| `swap_embeddings`, `restore_embeddings` | the same with a module that has embeddings of torch.nn |
 
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
 from ctr_ps.ctr_model.models.model import Task
 from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel
-from ctr_ps.ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+from ctr_ps.ps_worker.torch import (
+    Embedding,
+    EmbeddingBag,
+    PushOptimizer,
+    Tables,
+    open_tables,
+    restore_embeddings,
+    swap_embeddings,
+)
 
 __all__ = [
     "Batch",
@@ -24,4 +33,6 @@ __all__ = [
     "Task",
     "TorchModel",
     "open_tables",
+    "restore_embeddings",
+    "swap_embeddings",
 ]

@@ -23,6 +23,16 @@ Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 import ctr_ps.ctr_model.torch  # noqa: F401  first: without PyTorch its error names the extra
 from ctr_ps.ps_worker.torch.connection import open_tables
 from ctr_ps.ps_worker.torch.embedding import Embedding, EmbeddingBag
-from ctr_ps.ps_worker.torch.tables import PushOptimizer, Tables
+from ctr_ps.ps_worker.torch.optimizer import PushOptimizer
+from ctr_ps.ps_worker.torch.swap import restore_embeddings, swap_embeddings
+from ctr_ps.ps_worker.torch.tables import Tables
 
-__all__ = ["Embedding", "EmbeddingBag", "PushOptimizer", "Tables", "open_tables"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "PushOptimizer",
+    "Tables",
+    "open_tables",
+    "restore_embeddings",
+    "swap_embeddings",
+]

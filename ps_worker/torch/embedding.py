@@ -9,8 +9,9 @@ In eval() mode a key without a row reads zeros, and no gradient is recorded.
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ctr_ps.ctr_model.models.model import EmbeddingTable
@@ -40,6 +41,8 @@ class _Output(torch.autograd.Function):
 class Embedding(TableModule):
     """Looks up keys; called as nn.Embedding."""
 
+    plain: type[nn.Module] | None = None  # what it was before `swap_embeddings`
+
     def __init__(
         self,
         dim: int,
@@ -47,6 +50,7 @@ class Embedding(TableModule):
         table: str,
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
+        padding_idx: int | None = None,
     ) -> None:
         """Declares the table.
 
@@ -55,6 +59,7 @@ class Embedding(TableModule):
             table: Its name; embeddings that name the same table share its rows.
             init_range: New rows are uniform in [-init_range, init_range).
             optimizer: Optimizer of the rows; None: that of `open_tables`.
+            padding_idx: A key that reads zeros and is not trained; None: there is none.
 
         Raises:
             ValueError: If the width is less than 1, the range negative or the name empty.
@@ -63,71 +68,121 @@ class Embedding(TableModule):
         super().__init__(
             EmbeddingTable(name=table, dim=dim, init_range=init_range, optimizer=named)
         )
+        self.embedding_dim = dim
+        self.num_embeddings: int | None = None  # keys are less; None: a key is any number
+        self.padding_idx = padding_idx
 
-    def forward(self, keys: Tensor) -> Tensor:
-        """Returns the rows of keys, int64 or uint64 of any shape, as float32[*shape, D]."""
-        rows, inverse = self._look_up(keys)
+    @property
+    def weight(self) -> Tensor:
+        """The parameter without rows; of a swapped embedding that is attached, a copy of its rows [V, D].
+
+        The gradient of the copy is pushed; writes to it are lost.
+        """
+        if self.num_embeddings is None or self.tables is None:
+            return self.parameter
+        keys = torch.arange(self.num_embeddings, device=self.parameter.device)
+        return self._output(self._look_up(keys, padding=None)[0])
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the rows of keys, int64, uint64 or int32 of any shape, [*shape, D] of `weight`'s dtype."""
+        rows, inverse, _ = self._look_up(input, self.padding_idx)
         return self._output(functional.embedding(inverse, rows))
 
     def _output(self, output: Tensor) -> Tensor:
-        return _Output.apply(output, self.weight) if output.requires_grad else output
+        output = output.to(self.parameter.dtype)
+        return _Output.apply(output, self.parameter) if output.requires_grad else output
 
-    @torch.compiler.disable  # which cannot follow it into a table
-    def _look_up(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rows of the unique keys, float32[N, D], and each key's index among them, int64."""
+    # which cannot follow it into a table
+    @torch.compiler.disable(reason="rows are in a table: compile without fullgraph=True")
+    def _look_up(self, keys: Tensor, padding: int | None) -> tuple[Tensor, Tensor, int | None]:
+        """Returns float32[N, D], the rows of the unique keys, each key's index among them, and padding's."""
         if self.tables is None:
             raise UsageError(
                 f"{self!r} is not attached: call attach(model) on the tables returned by open_tables()"
             )
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
             raise UsageError(
                 f"{self!r} cannot be traced, as the rows of these keys would become constants: trace the "
-                "layers behind it"
+                "layers behind it, or restore_embeddings(module) after swap_embeddings"
             )
         unique, inverse = unique_keys(keys_of(keys))
+        if self.num_embeddings is not None and unique.max(initial=0) >= self.num_embeddings:
+            raise UsageError(
+                f"{self!r} has no key {unique.max().view(np.int64)}: expected 0 to "
+                f"{self.num_embeddings - 1}"
+            )
+        skipped = None
+        if padding is not None and (found := np.flatnonzero(unique == padding % 2**64)).size:
+            skipped = int(found[0])
         rows = tensor_of(self.tables.pull(self.spec.name, unique, trains=self.training))
         rows = rows.to(keys.device)
-        if self.training and torch.is_grad_enabled() and self.weight.requires_grad:
+        if skipped is not None and self.num_embeddings is None:
+            rows = rows.index_fill(0, torch.tensor([skipped], device=keys.device), 0.0)
+        if self.training and torch.is_grad_enabled() and self.parameter.requires_grad:
             rows.requires_grad_()
-            self.tables.watch(self.spec.name, unique, rows, inverse)
+            self.tables.watch(self.spec.name, unique, rows, inverse, skipped)
         places = torch.from_numpy(inverse).to(keys.device, torch.int64)
-        return rows, places.view(keys.shape)
+        return rows, places.view(keys.shape), skipped
 
 
 class EmbeddingBag(Embedding):
-    """Looks up keys and adds or averages the rows of each bag; called as nn.EmbeddingBag."""
+    """Looks up keys and pools the rows of each bag; called as nn.EmbeddingBag."""
 
     def __init__(
         self,
         dim: int,
         *,
         table: str,
-        mode: Literal["sum", "mean"] = "mean",
+        mode: Literal["sum", "mean", "max"] = "mean",
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
     ) -> None:
-        """Declares the table as `Embedding` does; a bag without keys is zeros in both modes."""
-        if mode not in ("sum", "mean"):
-            raise ValueError(f"mode is {mode!r}, expected 'sum' or 'mean'")
-        super().__init__(dim, table=table, init_range=init_range, optimizer=optimizer)
+        """Declares the table as `Embedding` does; a bag without keys is zeros in all modes.
+
+        Args:
+            dim: See `Embedding`, as for the others.
+            table: See there.
+            mode: How the rows of a bag become one.
+            init_range: See there.
+            optimizer: See there.
+            padding_idx: A key that no bag has; None: there is none.
+            include_last_offset: Whether the last of the offsets, one more than there are bags, is the number
+                of keys.
+        """
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f"mode is {mode!r}, expected 'sum', 'mean' or 'max'")
+        super().__init__(
+            dim, table=table, init_range=init_range, optimizer=optimizer, padding_idx=padding_idx
+        )
         self.mode = mode
+        self.include_last_offset = include_last_offset
 
     def forward(
         self,
-        keys: Tensor,
+        input: Tensor,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Returns the bags, float32[B, D].
+        """Returns the bags, [B, D] of `weight`'s dtype.
 
         Args:
-            keys: int64 or uint64: [L] with offsets, or [B, L] without.
-            offsets: int64[B], start of each bag in the keys.
-            per_sample_weights: float32 of the keys' shape, factors of the rows; for "sum".
+            input: Keys, int64, uint64 or int32: [L] with offsets, or [B, L] without.
+            offsets: int64[B] or int32[B], start of each bag in the keys; [B + 1] with `include_last_offset`.
+            per_sample_weights: Of the keys' shape, factors of the rows; for "sum".
         """
-        rows, inverse = self._look_up(keys)
+        rows, inverse, skipped = self._look_up(input, self.padding_idx)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.to(rows.dtype)
         bags = functional.embedding_bag(
-            inverse, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights
+            inverse,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=skipped,
         )
         return self._output(bags)
 

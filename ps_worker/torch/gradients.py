@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.protos.errors import UsageError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _MANY_BACKWARDS = 20
 """Backward passes without step() or zero_grad() after which a warning is logged."""
 
+_ALL = slice(None)
 _EXAMPLES = 1  # divisor of the gradients at the server: 1, as the user's loss is already a mean
 
 
@@ -74,8 +76,15 @@ class PendingGradients:
         self._is_backward_new = True
         self.num_bytes = 0  # size of the gradients
 
-    def watch(self, table: str, keys: Keys, rows: Tensor, counts: Counts | None = None) -> None:
-        """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward().
+    def watch(
+        self,
+        table: str,
+        keys: Keys,
+        rows: Tensor,
+        counts: Counts | None = None,
+        kept: slice | NDArray[np.bool_] = _ALL,
+    ) -> None:
+        """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward(); of those `kept`.
 
         `counts` are those of the keys, for a table with statistics; several backward() count once. Raises
         UsageError above the limit.
@@ -98,7 +107,7 @@ class PendingGradients:
             nonlocal counts
             grad, leaf.grad = leaf.grad, None
             if grad is not None:
-                values = np.ascontiguousarray(grad.detach().cpu().numpy())
+                values = np.ascontiguousarray(grad.detach().cpu().numpy()[kept])
                 pending = self._tables.setdefault(table, _TableGradients())
                 pending.add(number, SparseGrad(keys, values, _EXAMPLES, counts))
                 if counts is not None:

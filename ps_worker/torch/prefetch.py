@@ -26,9 +26,12 @@ def keys_of(tensor: Tensor) -> Keys:
 
     Raises UsageError for another dtype.
     """
+    if tensor.dtype == torch.int32:
+        tensor = tensor.long()
     if tensor.dtype not in (torch.int64, torch.uint64):
         raise UsageError(
-            f"keys are {tensor.dtype}, expected torch.int64 or torch.uint64: convert them with .long()"
+            f"keys are {tensor.dtype}, expected torch.int64, torch.uint64 or torch.int32: convert them with "
+            ".long()"
         )
     return np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(-1).view(np.uint64)
 

@@ -18,7 +18,16 @@ from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
 from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_counts, require_finite
 from ctr_ps.protos.keys import Keys, unique_keys
-from ctr_ps.protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
+from ctr_ps.protos.store import (
+    Future,
+    Missing,
+    ModelState,
+    Pulled,
+    ReduceOp,
+    SaveRequest,
+    Store,
+    Version,
+)
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
 from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -34,6 +43,7 @@ from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher, keys_of
 logger = logging.getLogger(__name__)
 
 _STATE = "state.pt"  # attachment of a checkpoint
+_ROWS_OF_A_WRITE = 100_000
 
 
 class TableModule(nn.Module):
@@ -49,9 +59,16 @@ class TableModule(nn.Module):
         if not spec.init_range >= 0:
             raise ValueError(f"init_range is {spec.init_range}, expected a number >= 0")
         self.spec = spec  # its table. Modules of the same table share its rows.
-        # float32[0, D]: a parameter without rows, whose `requires_grad` freezes or trains them
-        self.weight = nn.Parameter(torch.empty(0, spec.dim))
+        self._parameters["weight"] = nn.Parameter(torch.empty(0, spec.dim))
         self.tables: Tables | None = None  # the attached tables, if any
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """Its parameter `weight`, float32[0, D]: freezes or trains the rows by its `requires_grad`.
+
+        Its dtype is that of outputs. Between `swap_embeddings` and `Tables.attach` it has the first rows.
+        """
+        return self._parameters["weight"]
 
     def get_extra_state(self) -> dict[str, str | int]:
         """Returns the entry of `state_dict`: the name of the table and the width of its rows."""
@@ -70,7 +87,8 @@ class TableModule(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}weight"]  # the rows are in a checkpoint
+        if not self.parameter.numel():
+            del destination[f"{prefix}weight"]  # the rows are in a checkpoint
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any,
@@ -79,7 +97,7 @@ class TableModule(nn.Module):
         name = f"{prefix}weight"
         if strict and name in state_dict:
             unexpected.append(name)
-        own = {**state_dict, name: self.weight}
+        own = {**state_dict, name: self.parameter}
         super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
 
     def extra_repr(self) -> str:
@@ -132,7 +150,11 @@ class Tables:
     def attach(self, module: nn.Module) -> None:
         """Declares the tables of a module's embeddings, which are looked up here from now on.
 
-        Raises SpecError for an invalid table, or one that exists with another width, range or optimizer.
+        After `swap_embeddings` it is collective: worker 0 writes the first rows, and the weights are emptied.
+
+        Raises:
+            UsageError: If there are no embeddings, or a table with first rows is attached already.
+            SpecError: If a table is invalid, or exists with another width, range or optimizer.
         """
         self._require_open()
         embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
@@ -140,13 +162,37 @@ class Tables:
             raise UsageError(
                 f"{type(module).__name__} has no embedding of ctr_ps.torch, so nothing can be attached"
             )
+        first = {each.spec.name: each.parameter for each in embeddings if each.parameter.numel()}
+        if known := sorted(first.keys() & self._declared.keys()):
+            raise UsageError(
+                f"the table {known[0]!r} has rows already, and the module brings others: give its embedding "
+                "another name with swap_embeddings(module, {path: name})"
+            )
         for spec in specs_of_tables([each.spec for each in embeddings], self._job):
             self._store.create_table(spec)
             if spec.statistics is not None:
                 self._counting.add(spec.name)
+        if first:
+            self._by_first(lambda: self._write(first), "write the first rows")
         for embedding in embeddings:
             embedding.tables = self
             self._declared[embedding.spec.name] = embedding.spec
+            parameter = (
+                embedding.parameter
+            )  # the same object for who holds it, such as an optimizer
+            parameter.data, parameter.grad = parameter.data[:0].clone(), None
+
+    def _write(self, first: Mapping[str, Tensor]) -> str:
+        """Writes row i of each weight as that of key i, with the state of a new row."""
+        for table, weight in first.items():
+            for start in range(0, len(weight), _ROWS_OF_A_WRITE):
+                part = weight.detach()[start : start + _ROWS_OF_A_WRITE].cpu().float().numpy()
+                keys = np.arange(start, start + len(part), dtype=np.uint64)
+                fresh = self._store.pull_state({table: keys}, []).result().rows[table]
+                push_id = self._push_ids.next(examples=0, batches=0, pulled=self.version, whole=())
+                state = ModelState({table: replace(fresh, weights=np.ascontiguousarray(part))})
+                self._store.push_state(state, push_id).result()
+        return "-" * TOKEN_CHARACTERS
 
     def pull(self, table: str, keys: Keys, *, trains: bool) -> Values:
         """Returns rows float32[N, D] of unique keys uint64[N], as they are after the last step.
@@ -162,16 +208,20 @@ class Tables:
         self._oldest_pull = pulled.version if oldest is None else min(oldest, pulled.version)
         return pulled.rows[table]
 
-    def watch(self, table: str, keys: Keys, rows: Tensor, places: NDArray[np.int32]) -> None:
+    def watch(
+        self, table: str, keys: Keys, rows: Tensor, places: NDArray[np.int32], skipped: int | None
+    ) -> None:
         """Lets backward() note the gradient of rows, a leaf float32[N, D], of unique keys uint64[N].
 
-        `places` int32[n] are the keys' occurrences: the index of each among the unique ones.
+        `places` int32[n] are the keys' occurrences: the index of each among the unique ones, of which one is
+        `skipped`.
         """
+        kept = slice(None) if skipped is None else np.arange(keys.size) != skipped
         counts = None
         if table in self._counting:
             shows = np.bincount(places, minlength=keys.size).astype(np.uint32)
-            counts = np.stack([shows, np.zeros_like(shows)], axis=1)
-        self.pending.watch(table, keys, rows, counts)
+            counts = np.stack([shows, np.zeros_like(shows)], axis=1)[kept]
+        self.pending.watch(table, keys[kept], rows, counts, kept)
 
     def _ask(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._at)
@@ -431,77 +481,3 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
             "dicts and lists, as loading anything else could run code"
         ) from error
     return file.getvalue()
-
-
-class PushOptimizer:
-    """Has the methods of a torch.optim.Optimizer; its parameters are the looked-up rows.
-
-    Learning rates and schedules are those of `open_tables`: no learning rate scheduler works on it.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-
-    def step(
-        self,
-        closure: Callable[[], object] | None = None,
-        *,
-        clicked: Mapping[str, Tensor] | None = None,
-    ) -> object:
-        """Pushes the gradients since the last step, summed by key, and `clicked`; see `Tables.push`.
-
-        `closure` is called first, with gradients enabled; its result is returned.
-        """
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
-        self._tables.push(clicked=clicked)
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step; `set_to_none` has no effect."""
-        self._tables.pending.clear()
-
-    def rows(self) -> list[Tensor]:
-        """Returns a tensor per table whose `.grad` float32[N, D] is the waiting gradient.
-
-        Writes to `.grad` change the push. So all gradients are clipped together by
-        `torch.nn.utils.clip_grad_norm_([*model.parameters(), *optimizer.rows()], 1.0)`. The tensors have no
-        values, and are valid until the next backward().
-        """
-        leaves = []
-        for grad in self._tables.pending.merged().values():
-            leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
-            leaf.grad = torch.from_numpy(grad.values)  # the same memory
-            leaves.append(leaf)
-        return leaves
-
-    def state_dict(self) -> dict[str, object]:
-        """Returns the names of the tables and of the checkpoint of their rows and optimizer state.
-
-        Raises UsageError after steps since the last `Tables.save` or `load`.
-        """
-        tables = self._tables
-        if tables._num_pushes != tables._pushes_saved:
-            raise UsageError(
-                f"rows have changed since {tables.checkpoint or 'they were made'}: call Tables.save first, "
-                "so that the state can name their checkpoint"
-            )
-        dims = {name: table.dim for name, table in sorted(tables._declared.items())}
-        return {"tables": dims, "checkpoint": tables.checkpoint, "token": tables._token}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Checks that the rows are those of the state's checkpoint, which `Tables.load` has read.
-
-        Raises CheckpointError for other rows or tables.
-        """
-        own = self.state_dict()
-        if own["tables"] != state.get("tables"):
-            raise CheckpointError(
-                f"the state is of tables {state.get('tables')}, but the open tables are {own['tables']}"
-            )
-        if own["token"] != state.get("token"):
-            raise CheckpointError(
-                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but the "
-                f"open tables have the rows of {own['checkpoint'] or 'no checkpoint'!r}: first load the "
-                "state's checkpoint with Tables.load"
-            )

@@ -47,6 +47,7 @@ class OnTable(nn.Module):
                 "none": Embedding(dim, **options),
                 "sum": EmbeddingBag(dim, mode="sum", **options),
                 "mean": EmbeddingBag(dim, mode="mean", **options),
+                "max": EmbeddingBag(dim, mode="max", **options),
             }
         )
 
@@ -71,6 +72,7 @@ class OnWeight(nn.Module):
                 "none": nn.Embedding(*size),
                 "sum": nn.EmbeddingBag(*size, mode="sum"),
                 "mean": nn.EmbeddingBag(*size, mode="mean"),
+                "max": nn.EmbeddingBag(*size, mode="max"),
             }
         )
         for module in self.by_mode.values():

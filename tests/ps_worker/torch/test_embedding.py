@@ -30,8 +30,8 @@ KEYS = st.integers(0, NUM_KEYS - 1)
 @st.composite
 def look_ups(draw: st.DrawFn) -> LookUp:
     """Any look-up: bags by offsets, some of them empty, or in rows; keys of any shape."""
-    mode = draw(st.sampled_from(["none", "sum", "mean"]))
-    dtype = draw(st.sampled_from([torch.int64, torch.uint64]))
+    mode = draw(st.sampled_from(["none", "sum", "mean", "max"]))
+    dtype = draw(st.sampled_from([torch.int64, torch.uint64, torch.int32]))
     shape = draw(st.none() | st.tuples(st.integers(1, 4), st.integers(1, 4)))
     size = shape[0] * shape[1] if shape else None
     found = draw(st.lists(KEYS, min_size=size or 0, max_size=size or 12))
@@ -145,6 +145,74 @@ def test_key_of_64_bits_is_the_same_as_int64_and_uint64(case: Case) -> None:
     assert not torch.equal(embedding(torch.tensor([5])), unsigned)
 
 
+def test_negative_keys_of_32_bits_are_those_of_64(case: Case) -> None:
+    embedding = case.on_table.by_mode["none"]
+    keys = torch.tensor([-5, 7])
+
+    assert torch.equal(embedding(keys.int()), embedding(input=keys))
+
+
+PADDED = torch.tensor([[2, 0, 0], [0, 0, 0], [3, 2, 0]])
+
+
+@pytest.mark.parametrize("mode", ["none", "sum", "mean", "max"])
+def test_padding_reads_zeros_is_in_no_bag_and_is_not_trained(mode: str) -> None:
+    with open_tables(optimizer={"name": "sgd", "learning_rate": 0.5}) as tables:
+        options: dict[str, Any] = {"table": "items", "init_range": 0.5, "padding_idx": 0}
+        ours = Embedding(2, **options) if mode == "none" else EmbeddingBag(2, mode=mode, **options)
+        tables.attach(ours)
+        weight = torch.zeros(4, 2)
+        keys = torch.tensor([2, 3])
+        weight[keys] = ours(keys if mode == "none" else keys[:, None]).detach()
+        theirs = (
+            torch.nn.Embedding(4, 2, padding_idx=0, _weight=weight)
+            if mode == "none"
+            else torch.nn.EmbeddingBag(4, 2, padding_idx=0, mode=mode, _weight=weight)
+        )
+        sgd = torch.optim.SGD(theirs.parameters(), lr=0.5)
+
+        for step in range(3):
+            outputs = [ours(PADDED), theirs(PADDED)]
+            assert torch.equal(*outputs)
+            for output in outputs:
+                (output * coefficients(output.shape, step)).sum().backward()
+            PushOptimizer(tables).step()
+            sgd.step()
+            sgd.zero_grad()
+
+        assert tables._store.status().tables["items"].rows == 2
+
+
+def test_last_offset_may_be_the_number_of_keys() -> None:
+    with open_tables() as tables:
+        ours = EmbeddingBag(2, table="items", mode="sum", init_range=0.5, include_last_offset=True)
+        tables.attach(ours)
+        keys, offsets = torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([0, 2, 3])
+
+        found = ours(keys, offsets.int())
+
+        rows = ours(torch.tensor([5, 6, 7]), torch.arange(4)).detach()
+        assert torch.equal(found, torch.stack([rows[0] + rows[1], rows[2]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_output_has_the_type_of_the_module_and_gradients_are_float32(dtype: Any) -> None:
+    with open_tables() as tables:
+        net = torch.nn.Sequential(EmbeddingBag(2, table="items", mode="sum"), torch.nn.Linear(2, 1))
+        tables.attach(net)
+        keys, weights = torch.tensor([[5, 6]]), torch.tensor([[0.5, 2.0]])
+        expected = net[0](keys, per_sample_weights=weights).detach()
+
+        net.to(dtype)
+        found = net[0](keys, per_sample_weights=weights.to(dtype))
+        net(keys).sum().backward()
+
+        assert torch.equal(found, expected.to(dtype))
+        (rows,) = PushOptimizer(tables).rows()
+        assert torch.equal(rows.grad, net[1].weight.float().expand(2, 2))
+        PushOptimizer(tables).step()
+
+
 def test_key_without_dimension_has_one_row(case: Case) -> None:
     on_table, on_weight = case.fresh()
     key = LookUp("none", torch.tensor(3))
@@ -173,9 +241,11 @@ def test_nothing_is_recorded_and_no_row_made_where_nothing_is_trained(quiet: str
         assert bool(output.any()) == (quiet != "eval"), "untrained rows are zeros in eval()"
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float32, torch.bool])
 def test_keys_of_other_types_are_refused(case: Case, dtype: Any) -> None:
-    with pytest.raises(UsageError, match=r"keys are torch\.\w+, expected torch.int64 or"):
+    with pytest.raises(
+        UsageError, match=r"keys are torch\.\w+, expected torch.int64, torch.uint64"
+    ):
         case.on_table.by_mode["none"](torch.zeros(2).to(dtype))
 
 
@@ -197,7 +267,7 @@ def test_modules_of_one_table_that_do_not_agree_are_refused() -> None:
         ({"dim": 0, "table": "t"}, "dim is 0, expected at least 1"),
         ({"dim": 1, "table": ""}, "expected the name of the table"),
         ({"dim": 1, "table": "t", "init_range": -1.0}, "init_range is -1.0"),
-        ({"dim": 1, "table": "t", "mode": "max"}, "mode is 'max', expected 'sum' or 'mean'"),
+        ({"dim": 1, "table": "t", "mode": "min"}, "mode is 'min', expected 'sum', 'mean' or 'max'"),
     ],
 )
 def test_impossible_embedding_is_refused(options: Any, message: str) -> None:
