@@ -31,7 +31,8 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
-        return output.view_as(output)
+        ctx.mark_dirty(output)  # and no view, which could not be changed in place
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,8 @@ class Embedding(TableModule):
         if self.num_embeddings is None or self.tables is None:
             return self.parameter
         keys = torch.arange(self.num_embeddings, device=self.parameter.device)
-        return self._output(self._look_up(keys, padding=None)[0])
+        rows, inverse, _ = self._look_up(keys, padding=None)
+        return self._output(functional.embedding(inverse, rows))
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the rows of keys, int64, uint64 or int32 of any shape, [*shape, D] of `weight`'s dtype."""

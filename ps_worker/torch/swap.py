@@ -7,6 +7,7 @@ An embedding stays the same object with the same parameter, of another class: so
 hooks and optimizers stay valid.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,8 @@ def swap_embeddings(module: nn.Module, tables: Mapping[str, str] | None = None) 
     names: dict[nn.Parameter, str] = {}  # of tables, by weight
     for path, each in chosen.items():
         _require_counterpart(path, each)
-        name = names.setdefault(each.weight, path) if tables is None else tables[path]
+        first = names.get(each.weight, re.sub("[^A-Za-z0-9_.-]", "_", path)[-100:])
+        name = first if tables is None else tables[path]
         if names.setdefault(each.weight, name) != name:
             raise UsageError(
                 f"{path} is to be in {name!r}, but its weight in {names[each.weight]!r}"
@@ -105,6 +107,6 @@ def restore_embeddings(module: nn.Module) -> nn.Module:
         rows = {each.parameter: each.weight.clone() for each in swapped}
     for each in swapped:
         each.__class__ = each.plain  # type: ignore[assignment]  # as it has been
-        each.weight.data = rows[each.weight]
+        each.weight.data, each.weight.grad = rows[each.weight], None
         del each.spec, each.tables, each.plain
     return module

@@ -121,15 +121,13 @@ def test_graph_without_a_break_is_refused_with_the_way_out(opened: Opened, call:
 @pytest.mark.slow  # a C++ compiler runs
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled_code_has_the_same_gradients(
-    opened: Opened, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_has_the_same_gradients(opened: Opened, mode: str) -> None:
     inductor = pytest.importorskip("torch._inductor.config")
-    monkeypatch.setattr(inductor, "compile_threads", 1)  # no processes that outlive the test
     gradients = []
-    for net in (opened.net, torch.compile(opened.net, mode=mode)):
-        net(KEYS).sum().backward()
-        gradients.append([each.grad.clone() for each in opened.rows.rows()])
-        opened.rows.zero_grad()
+    with inductor.patch(compile_threads=1):  # no processes that outlive the test
+        for net in (opened.net, torch.compile(opened.net, mode=mode)):
+            net(KEYS).sum().backward()
+            gradients.append([each.grad.clone() for each in opened.rows.rows()])
+            opened.rows.zero_grad()
 
     torch.testing.assert_close(*gradients)

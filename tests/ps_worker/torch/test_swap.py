@@ -1,0 +1,230 @@
+"""Embeddings of any module move into tables and back, and nothing else of it changes."""
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from torch import nn  # noqa: E402
+
+from ctr_ps.protos.errors import UsageError  # noqa: E402
+from ctr_ps.ps_worker.torch import (  # noqa: E402
+    Embedding,
+    EmbeddingBag,
+    PushOptimizer,
+    open_tables,
+    restore_embeddings,
+    swap_embeddings,
+)
+from tests.support.cluster import cluster  # noqa: E402
+from tests.support.torch_loop import on_cluster  # noqa: E402
+
+RATE = 2.0**-4
+SGD = {"name": "sgd", "learning_rate": RATE}
+
+
+class Net(nn.Module):
+    """Embeddings in containers, with options, shared as instances, by a weight, and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields = nn.ModuleDict(
+            {
+                "user": nn.Embedding(9, 4, padding_idx=0),
+                "words": nn.EmbeddingBag(9, 4, mode="max", padding_idx=1),
+                "tags": nn.EmbeddingBag(9, 4, mode="sum", include_last_offset=True),
+            }
+        )
+        self.shared = nn.ModuleList([self.fields["user"], nn.Embedding(9, 4)])
+        self.tied = nn.Embedding(9, 4)
+        self.tied.weight = self.shared[1].weight
+        self.listed = [self.tied]
+        self.linear = nn.Linear(16, 1)
+        self.scores = nn.Parameter(torch.ones(4))
+
+    def forward(self, keys: Any, offsets: Any) -> Any:
+        parts = [
+            self.fields["user"](keys[:, 0]),
+            self.fields["words"](keys),
+            self.fields["tags"](keys.flatten(), offsets),
+            self.shared[0](input=keys[:, 1]) + self.shared[1](keys[:, 0].int()),
+        ]
+        all_items = self.listed[0].weight @ self.scores
+        return self.linear(torch.cat(parts, 1)).squeeze(1) + all_items.logsumexp(0)
+
+
+def steps(net: nn.Module, *optimizers: Any, number: int = 10) -> list[float]:
+    random = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(number):
+        keys = torch.randint(9, (5, 3), generator=random)
+        loss = net(keys, torch.arange(0, 16, 3)).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(1)
+    return Net()
+
+
+@pytest.mark.parametrize("num_servers", [0, 1, 3])
+def test_swapped_module_learns_as_before_and_comes_back(net: Net, num_servers: int) -> None:
+    swapped = swap_embeddings(copy.deepcopy(net))
+    sgd = torch.optim.SGD(net.parameters(), lr=RATE)
+    dense = torch.optim.SGD(swapped.parameters(), lr=RATE)  # before the weights are rows
+    expected = steps(net, sgd)
+
+    def compare(**options: Any) -> None:
+        with open_tables(optimizer=SGD, **options) as tables:
+            tables.attach(swapped)
+            found = steps(swapped, dense, PushOptimizer(tables))
+            assert tables._store.status().tables.keys() == {
+                "fields.user", "fields.words", "fields.tags", "shared.1"
+            }  # fmt: skip
+            restored = restore_embeddings(copy.deepcopy(swapped))
+            assert isinstance(swapped.shared[1], Embedding)
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert restored.state_dict().keys() == net.state_dict().keys()
+        for name, weight in net.state_dict().items():
+            torch.testing.assert_close(restored.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+        assert all(each.weight.grad is None for each in (restored.tied, restored.shared[0]))
+        assert restored.shared[0] is restored.fields["user"]
+        assert steps(restored) == pytest.approx(steps(net), rel=1e-6)
+
+    if num_servers:
+        with cluster(num_servers=num_servers) as servers:
+            compare(servers=servers.endpoints)
+    else:
+        compare()
+
+
+def test_rows_are_those_of_worker_0_and_come_before_the_first_look_up() -> None:
+    found: dict[int, Any] = {}
+
+    def work(tables: Any) -> None:
+        module = nn.Embedding(5, 2)
+        nn.init.constant_(module.weight, 1.0 + tables.worker)
+        tables.attach(swap_embeddings(module))
+        found[tables.worker] = module(torch.arange(5)).detach()
+
+    on_cluster(work, num_servers=2)
+
+    assert all(torch.equal(each, torch.ones(5, 2)) for each in found.values())
+
+
+def test_weights_may_be_initialized_until_they_are_rows() -> None:
+    with open_tables() as tables:
+        module = swap_embeddings(nn.Embedding(3, 2))
+        nn.init.constant_(module.weight, 7.0)
+        tables.attach(module)
+        assert torch.equal(module(torch.tensor([2])), torch.full((1, 2), 7.0))
+        assert torch.equal(module.weight, torch.full((3, 2), 7.0))
+        assert (module.num_embeddings, module.embedding_dim) == (3, 2)
+        assert [tuple(each.shape) for each in module.parameters()] == [(0, 2)]
+
+
+def test_hooks_frozen_weights_and_dtype_stay() -> None:
+    calls = []
+    module = nn.Sequential(nn.Embedding(3, 2, dtype=torch.float64), nn.Embedding(3, 2))
+    module[0].register_forward_hook(lambda *_: calls.append(1))
+    module[0].requires_grad_(False)
+    before = module[0].weight.detach().clone()
+    with open_tables(optimizer=SGD) as tables:
+        tables.attach(swap_embeddings(module))
+
+        output = module[0](torch.arange(3))
+
+        assert calls == [1]
+        assert not output.requires_grad
+        assert torch.equal(output, before.float().double())
+
+
+@pytest.mark.parametrize("key", [-1, 3])
+def test_key_beyond_the_weight_is_refused(key: int) -> None:
+    with open_tables() as tables:
+        module = swap_embeddings(nn.Embedding(3, 2))
+        tables.attach(module)
+        with pytest.raises(UsageError, match=f"has no key {key}: expected 0 to 2"):
+            module(torch.tensor([1, key]))
+
+
+def test_trained_rows_are_not_replaced_by_those_of_another_module() -> None:
+    with open_tables() as tables:
+        tables.attach(swap_embeddings(nn.Sequential(nn.Embedding(3, 2))))
+        other = nn.Sequential(nn.Embedding(3, 2))
+        before = other[0].weight.detach().clone()
+
+        with pytest.raises(UsageError, match=r"the table '0' has rows already.*another name"):
+            tables.attach(swap_embeddings(other))
+
+        assert torch.equal(other[0].weight, before)
+
+
+class Custom(nn.Embedding):
+    def forward(self, input: Any) -> Any:
+        return 2 * super().forward(input)
+
+
+def tied_to_linear() -> nn.Module:
+    module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
+    module[1].weight = module[0].weight
+    return module
+
+
+PAIR = nn.Sequential(nn.Embedding(3, 2), nn.Embedding(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "message"),
+    [
+        (nn.Embedding(3, 2, max_norm=1.0), None, "embedding has max_norm = 1.0"),
+        (nn.EmbeddingBag(3, 2, scale_grad_by_freq=True), None, "scale_grad_by_freq = True"),
+        (nn.Sequential(Custom(3, 2)), None, "0, a Custom, looks up in another way"),
+        (tied_to_linear(), None, r"the weight in '0' is also 1.weight"),
+        (nn.Linear(1, 1), None, "Linear is or has no embedding of torch.nn"),
+        (PAIR, {"2": "items"}, r"Sequential.2 is or has no embedding.*expected 0, 1"),
+        (PAIR, {"0": "items", "1": "items"}, "expected a table of its own for each weight"),
+    ],
+)
+def test_module_without_a_counterpart_is_refused_and_stays(
+    module: nn.Module, names: Any, message: str
+) -> None:
+    before = repr(module)
+
+    with pytest.raises(UsageError, match=message):
+        swap_embeddings(module, names)
+
+    assert repr(module) == before
+
+
+def test_chosen_embeddings_alone_are_swapped_into_named_tables() -> None:
+    module = nn.Sequential(nn.Embedding(3, 2), nn.EmbeddingBag(3, 2))
+
+    swap_embeddings(module, {"1": "items"})
+
+    assert type(module[0]) is nn.Embedding
+    assert isinstance(module[1], EmbeddingBag)
+    assert module[1].spec.name == "items"
+
+
+def test_module_that_is_not_swapped_or_not_attached_is_not_restored() -> None:
+    with pytest.raises(UsageError, match="no embedding of swap_embeddings"):
+        restore_embeddings(nn.Linear(1, 1))
+    with pytest.raises(UsageError, match="not attached"):
+        restore_embeddings(swap_embeddings(nn.Embedding(3, 2)))
+
+
+def test_state_before_the_attach_has_the_weights() -> None:
+    module = nn.Embedding(3, 2)
+    weight = module.weight.detach().clone()
+
+    assert torch.equal(swap_embeddings(module).state_dict()["weight"], weight)
