@@ -143,15 +143,7 @@ class EmbeddingBag(Embedding):
     ) -> None:
         """Declares the table as `Embedding` does; a bag without keys is zeros in all modes.
 
-        Args:
-            dim: See `Embedding`, as for the others.
-            table: See there.
-            mode: How the rows of a bag become one.
-            init_range: See there.
-            optimizer: See there.
-            padding_idx: A key that no bag has; None: there is none.
-            include_last_offset: Whether the last of the offsets, one more than there are bags, is the number
-                of keys.
+        No bag has the key `padding_idx`. With `include_last_offset` the last offset is the number of keys.
         """
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode is {mode!r}, expected 'sum', 'mean' or 'max'")

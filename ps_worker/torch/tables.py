@@ -1,5 +1,6 @@
 """Tables of embeddings in a training loop: looked up by modules, pushed by their optimizer."""
 
+import json
 import logging
 import os
 import pickle
@@ -70,18 +71,20 @@ class TableModule(nn.Module):
         """
         return self._parameters["weight"]
 
-    def get_extra_state(self) -> dict[str, str | int]:
-        """Returns the entry of `state_dict`: the name of the table and the width of its rows."""
-        return {"table": self.spec.name, "dim": self.spec.dim}
+    def get_extra_state(self) -> Tensor:
+        """Returns the entry of `state_dict`: name and width of the table, as JSON in uint8[L]."""
+        text = json.dumps({"table": self.spec.name, "dim": self.spec.dim})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)  # tools expect tensors
 
-    def set_extra_state(self, state: Mapping[str, str | int]) -> None:
-        """Checks that a `state_dict` is of this table; rows come from `Tables.load`.
+    def set_extra_state(self, state: Tensor | Mapping[str, str | int]) -> None:
+        """Checks that a `state_dict` is of this table; in older ones it is a mapping. Rows come from `load`.
 
         Raises CheckpointError if it is of another one.
         """
-        if state != self.get_extra_state():
+        found = json.loads(bytes(state.tolist())) if isinstance(state, Tensor) else state
+        if found != {"table": self.spec.name, "dim": self.spec.dim}:
             raise CheckpointError(
-                f"the state is of table {state.get('table')!r} with dim {state.get('dim')!r}, but this "
+                f"the state is of table {found.get('table')!r} with dim {found.get('dim')!r}, but this "
                 f"module has table {self.spec.name!r} with dim {self.spec.dim}"
             )
 

@@ -310,7 +310,10 @@ def test_embedding_has_a_parameter_without_numbers() -> None:
     net = EmbeddingBag(2, table="items")
 
     assert [tuple(each.shape) for each in net.parameters()] == [(0, 2)]
-    assert list(net.state_dict()) == ["_extra_state"]
+    state = net.state_dict()
+    assert list(state) == ["_extra_state"]
+    assert state["_extra_state"].dtype == torch.uint8  # tools save tensors alone
+    net.load_state_dict({"_extra_state": {"table": "items", "dim": 2}})  # as it was once
 
 
 def test_weight_of_another_module_is_not_taken_for_rows() -> None:
