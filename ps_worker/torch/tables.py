@@ -171,7 +171,13 @@ class Tables:
                 f"the table {known[0]!r} has rows already, and the module brings others: give its embedding "
                 "another name with swap_embeddings(module, {path: name})"
             )
-        for spec in specs_of_tables([each.spec for each in embeddings], self._job):
+        specs = specs_of_tables([each.spec for each in embeddings], self._job)
+        for spec in specs:
+            if spec.name in first and (spec.statistics or spec.admission or spec.expiry):
+                raise UsageError(
+                    f"life has the table {spec.name!r}, which starts with all rows of a weight: leave it out"
+                )
+        for spec in specs:
             self._store.create_table(spec)
             if spec.statistics is not None:
                 self._counting.add(spec.name)
@@ -180,9 +186,7 @@ class Tables:
         for embedding in embeddings:
             embedding.tables = self
             self._declared[embedding.spec.name] = embedding.spec
-            parameter = (
-                embedding.parameter
-            )  # the same object for who holds it, such as an optimizer
+            parameter = embedding.parameter  # which an optimizer may have
             parameter.data, parameter.grad = parameter.data[:0].clone(), None
 
     def _write(self, first: Mapping[str, Tensor]) -> str:

@@ -169,6 +169,15 @@ def test_trained_rows_are_not_replaced_by_those_of_another_module() -> None:
         assert torch.equal(other[0].weight, before)
 
 
+def test_table_of_all_rows_has_no_rules_for_rows() -> None:
+    life = {"admission": {"policy": "count", "threshold": 3}}
+    with open_tables(life=life) as tables:
+        module = nn.Sequential(nn.Embedding(3, 2))
+        with pytest.raises(UsageError, match="life has the table '0', which starts with all rows"):
+            tables.attach(swap_embeddings(module))
+        assert len(module[0].weight) == 3
+
+
 class Custom(nn.Embedding):
     def forward(self, input: Any) -> Any:
         return 2 * super().forward(input)
