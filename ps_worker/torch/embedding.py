@@ -94,7 +94,6 @@ class Embedding(TableModule):
         output = output.to(self.parameter.dtype)
         return _Output.apply(output, self.parameter) if output.requires_grad else output
 
-    # which cannot follow it into a table
     @torch.compiler.disable(reason="rows are in a table: compile without fullgraph=True")
     def _look_up(self, keys: Tensor, padding: int | None) -> tuple[Tensor, Tensor, int | None]:
         """Returns float32[N, D], the rows of the unique keys, each key's index among them, and padding's."""
@@ -109,10 +108,8 @@ class Embedding(TableModule):
             )
         unique, inverse = unique_keys(keys_of(keys))
         if self.num_embeddings is not None and unique.max(initial=0) >= self.num_embeddings:
-            raise UsageError(
-                f"{self!r} has no key {unique.max().view(np.int64)}: expected 0 to "
-                f"{self.num_embeddings - 1}"
-            )
+            last, key = self.num_embeddings - 1, unique.max().view(np.int64)
+            raise UsageError(f"{self!r} has no key {key}: expected 0 to {last}")
         skipped = None
         if padding is not None and (found := np.flatnonzero(unique == padding % 2**64)).size:
             skipped = int(found[0])

@@ -42,10 +42,7 @@ class PushOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises UsageError for any parameter."""
         if param_group["params"]:
-            raise UsageError(
-                "PushOptimizer takes no parameters but the rows of attached modules: give others to an "
-                "optimizer of torch.optim"
-            )
+            raise UsageError("PushOptimizer takes no parameters: give them to one of torch.optim")
 
     def step(
         self,

@@ -54,9 +54,7 @@ def swap_embeddings(module: nn.Module, tables: Mapping[str, str] | None = None) 
         first = names.get(each.weight, re.sub("[^A-Za-z0-9_.-]", "_", path)[-100:])
         name = first if tables is None else tables[path]
         if names.setdefault(each.weight, name) != name:
-            raise UsageError(
-                f"{path} is to be in {name!r}, but its weight in {names[each.weight]!r}"
-            )
+            raise UsageError(f"{path} would be in {name!r}, its weight in {names[each.weight]!r}")
     if len(set(names.values())) < len(names):
         raise UsageError(f"tables is {tables}, expected a table of its own for each weight")
     for path, each in module.named_modules():
@@ -77,18 +75,11 @@ def swap_embeddings(module: nn.Module, tables: Mapping[str, str] | None = None) 
 def _require_counterpart(path: str, embedding: Any) -> None:
     for option in ("max_norm", "scale_grad_by_freq"):
         if value := getattr(embedding, option):
-            raise UsageError(
-                f"{path} has {option} = {value}, which tables cannot apply: leave it out by tables="
-            )
-    plain = [kind.forward for kind in _OURS]
-    if (
-        getattr(embedding.forward, "__func__", None) not in plain
-        or "weight" not in embedding._parameters
-    ):
-        raise UsageError(
-            f"{path}, a {type(embedding).__name__}, looks up in another way than torch.nn: leave it out by "
-            "tables="
-        )
+            raise UsageError(f"{path} has {option} = {value}: leave it out by tables=, or unset it")
+    forward = getattr(embedding.forward, "__func__", None)
+    if forward not in [each.forward for each in _OURS] or "weight" not in embedding._parameters:
+        kind = type(embedding).__name__
+        raise UsageError(f"{path}, a {kind}, looks up in a way of its own: leave it out by tables=")
 
 
 def restore_embeddings(module: nn.Module) -> nn.Module:

@@ -53,7 +53,7 @@ class LoopThread:
 
 class Cluster:
     def __init__(self, loop: LoopThread, stack: ExitStack) -> None:
-        self.loop = loop
+        self._loop = loop
         self._stack = stack
         self.servers: list[Server] = []
         self.stores: list[ParameterStore] = []
@@ -73,7 +73,7 @@ class Cluster:
         return self.endpoints[-1]
 
     def stop_server(self, index: int) -> None:
-        self.loop.run(self.servers[index].stop())
+        self._loop.run(self.servers[index].stop())
 
     def start_again(self, index: int, **settings: Any) -> None:
         """Restarts a stopped server with its store and endpoint."""
@@ -94,8 +94,8 @@ class Cluster:
             )
             return server, await server.start()
 
-        server, port = self.loop.run(start())
-        self._stack.callback(lambda: self.loop.run(server.stop()))
+        server, port = self._loop.run(start())
+        self._stack.callback(lambda: self._loop.run(server.stop()))
         return server, port
 
     def client(
@@ -144,11 +144,9 @@ def cluster(
     num_heter: int = 0,
     wait_limit_s: float = 10.0,
     inbox_bytes: int = INBOX_BYTES,
-    beside: Cluster | None = None,
 ) -> Iterator[Cluster]:
-    """Starts servers; a cluster `beside` another has its loop, and ends before it."""
     _compile_kernels()
-    loop = LoopThread() if beside is None else beside.loop
+    loop = LoopThread()
     try:
         with ExitStack() as stack:
             servers = Cluster(loop, stack)
@@ -165,8 +163,7 @@ def cluster(
                 )
             yield servers
     finally:
-        if beside is None:
-            loop.close()
+        loop.close()
 
 
 @contextmanager

@@ -107,7 +107,8 @@ def test_swapped_module_learns_as_before_and_comes_back(net: Net, num_servers: i
         compare()
 
 
-def test_rows_are_those_of_worker_0_and_come_before_the_first_look_up() -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_rows_are_those_of_worker_0_and_come_before_the_first_look_up(mode: str) -> None:
     found: dict[int, Any] = {}
 
     def work(tables: Any) -> None:
@@ -116,7 +117,7 @@ def test_rows_are_those_of_worker_0_and_come_before_the_first_look_up() -> None:
         tables.attach(swap_embeddings(module))
         found[tables.worker] = module(torch.arange(5)).detach()
 
-    on_cluster(work, num_servers=2)
+    on_cluster(work, num_servers=2, mode=mode)
 
     assert all(torch.equal(each, torch.ones(5, 2)) for each in found.values())
 
@@ -189,6 +190,8 @@ def tied_to_linear() -> nn.Module:
     return module
 
 
+TIED = nn.Sequential(nn.Embedding(3, 2), nn.Embedding(3, 2))
+TIED[1].weight = TIED[0].weight
 PAIR = nn.Sequential(nn.Embedding(3, 2), nn.Embedding(3, 2))
 
 
@@ -197,9 +200,10 @@ PAIR = nn.Sequential(nn.Embedding(3, 2), nn.Embedding(3, 2))
     [
         (nn.Embedding(3, 2, max_norm=1.0), None, "embedding has max_norm = 1.0"),
         (nn.EmbeddingBag(3, 2, scale_grad_by_freq=True), None, "scale_grad_by_freq = True"),
-        (nn.Sequential(Custom(3, 2)), None, "0, a Custom, looks up in another way"),
+        (nn.Sequential(Custom(3, 2)), None, "0, a Custom, looks up in a way of its own"),
         (tied_to_linear(), None, r"the weight in '0' is also 1.weight"),
         (nn.Linear(1, 1), None, "Linear is or has no embedding of torch.nn"),
+        (TIED, {"0": "a", "1": "b"}, "1 would be in 'b', its weight in 'a'"),
         (PAIR, {"2": "items"}, r"Sequential.2 is or has no embedding.*expected 0, 1"),
         (PAIR, {"0": "items", "1": "items"}, "expected a table of its own for each weight"),
     ],

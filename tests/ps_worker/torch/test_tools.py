@@ -85,7 +85,7 @@ def test_push_optimizer_is_one_of_torch_without_parameters_of_others(opened: Ope
     steps = []
     opened.rows.register_step_post_hook(lambda *_: steps.append(opened.tables.version))
 
-    with pytest.raises(UsageError, match="takes no parameters but the rows"):
+    with pytest.raises(UsageError, match="takes no parameters: give them to"):
         opened.rows.add_param_group({"params": list(opened.net.parameters())})
     opened.loss().backward()
     opened.rows.step()
