@@ -175,3 +175,14 @@ def test_clicks_that_cannot_be_are_refused_before_the_push(
 def test_rules_are_checked_as_those_of_a_job() -> None:
     with pytest.raises(JobError, match="life"), open_tables(life={"max_unsen": 3}):
         pass
+
+
+def test_padding_has_no_row_and_is_not_counted(tmp_path: Path) -> None:
+    with open_tables(life={"statistics": True}) as tables:
+        module = Embedding(2, table="items", padding_idx=0, optimizer=SGD)
+        tables.attach(module)
+        module(torch.tensor([[5, 0], [5, 7]])).sum().backward()
+        PushOptimizer(tables).step(clicked={"items": torch.tensor([7])})
+        tables.save(str(tmp_path / "rows"))
+
+    assert saved_statistics(tmp_path / "rows") == {5: (2, 0, 0), 7: (1, 1, 0)}
