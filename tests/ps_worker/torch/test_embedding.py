@@ -213,6 +213,18 @@ def test_output_has_the_type_of_the_module_and_gradients_are_float32(dtype: Any)
         PushOptimizer(tables).step()
 
 
+@pytest.mark.parametrize("mode", ["none", "sum"])
+def test_output_may_be_changed_in_place(case: Case, mode: str) -> None:
+    on_table, on_weight = case.fresh()
+
+    for module in (on_table, on_weight):
+        output = module(LookUp(mode, torch.tensor([[1, 2], [2, 3]])))
+        output *= 3
+        output.relu_().sum().backward()
+
+    assert_same_gradient(case, on_weight)
+
+
 def test_key_without_dimension_has_one_row(case: Case) -> None:
     on_table, on_weight = case.fresh()
     key = LookUp("none", torch.tensor(3))
