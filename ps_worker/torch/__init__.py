@@ -10,7 +10,6 @@
             dense.zero_grad(), rows.zero_grad()
             loss.backward()
             dense.step(), rows.step()
-        tables.save("model/rows")
 
     keys --unique--> pull --> rows, a leaf of the graph --> F.embedding_bag --> loss
                                 |  backward

@@ -74,16 +74,19 @@ class Embedding(TableModule):
         self.padding_idx = padding_idx
 
     @property
+    @torch.compiler.disable
     def weight(self) -> Tensor:
         """The parameter without rows; of a swapped embedding that is attached, a copy of its rows [V, D].
 
-        The gradient of the copy is pushed; writes to it are lost.
+        The gradient of the copy is pushed; after a write to it the next look-up raises UsageError.
         """
         if self.num_embeddings is None or self.tables is None:
             return self.parameter
         keys = torch.arange(self.num_embeddings, device=self.parameter.device)
         rows, inverse, _ = self._look_up(keys, padding=None)
-        return self._output(functional.embedding(inverse, rows))
+        copy = self._output(functional.embedding(inverse, rows))
+        self.tables.copies[self.spec.name] = copy.detach(), copy._version
+        return copy
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the rows of keys, int64, uint64 or int32 of any shape, [*shape, D] of `weight`'s dtype."""
@@ -105,6 +108,11 @@ class Embedding(TableModule):
             raise UsageError(
                 f"{self!r} cannot be traced, as the rows of these keys would become constants: trace the "
                 "layers behind it, or restore_embeddings(module) after swap_embeddings"
+            )
+        copy, version = self.tables.copies.pop(self.spec.name, (None, 0))
+        if copy is not None and copy._version != version:
+            raise UsageError(
+                f"{self!r}.weight is a copy of rows: write to it before attach(module)"
             )
         unique, inverse = unique_keys(keys_of(keys))
         if self.num_embeddings is not None and unique.max(initial=0) >= self.num_embeddings:

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 _MANY_BACKWARDS = 20
 """Backward passes without step() or zero_grad() after which a warning is logged."""
 
-_ALL = slice(None)
 _EXAMPLES = 1  # divisor of the gradients at the server: 1, as the user's loss is already a mean
 
 
@@ -81,13 +80,13 @@ class PendingGradients:
         table: str,
         keys: Keys,
         rows: Tensor,
-        counts: Counts | None = None,
-        kept: slice | NDArray[np.bool_] = _ALL,
+        counts: Counts | None,
+        kept: slice | NDArray[np.bool_],
     ) -> None:
-        """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward(); of those `kept`.
+        """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward().
 
-        `counts` are those of the keys, for a table with statistics; several backward() count once. Raises
-        UsageError above the limit.
+        `keys` are those of the rows that are `kept`, and `counts` theirs, for a table with statistics;
+        several backward() count once. Raises UsageError above the limit.
         """
         if self.num_bytes > self._limit_bytes:
             self.merged()

@@ -43,10 +43,8 @@ def swap_embeddings(module: nn.Module, tables: Mapping[str, str] | None = None) 
     }
     unknown = sorted((tables or {}).keys() - found.keys())
     if unknown or not found:
-        where = f"{type(module).__name__}{'.' if unknown else ''}{''.join(unknown[:1])}"
-        raise UsageError(
-            f"{where} is or has no embedding of torch.nn: expected {', '.join(found) or 'one at least'}"
-        )
+        where = ".".join([type(module).__name__, *unknown[:1]])
+        raise UsageError(f"{where} is or has no embedding of torch.nn, only {list(found)}")
     chosen = {path: each for path, each in found.items() if tables is None or path in tables}
     names: dict[nn.Parameter, str] = {}  # of tables, by weight
     for path, each in chosen.items():

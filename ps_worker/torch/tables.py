@@ -137,6 +137,8 @@ class Tables:
         self._counting = set[str]()  # tables whose rows have statistics
         self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self._is_sync)
         self._oldest_pull: Version | None = None  # since the last push
+        # by table: the last copy of all rows, and how often it had been written to
+        self.copies: dict[str, tuple[Tensor, int]] = {}
         self._num_pushes = 0
         self._pushes_saved = 0  # pushes in `checkpoint`
         self._num_barriers = 0
