@@ -47,6 +47,8 @@ class Schema:
     hash_version: int = HASH_VERSION  # version of the feature hash
     # by slot name, the slot whose keys it shares: equal values have the same key
     shares: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # by slot name, the separator of the values in its text; a slot without one has one value there
+    split: Mapping[str, str] = field(default_factory=dict, hash=False)
     # name of the label's column; None: each format finds it by its place or a usual name
     label: str | None = None
     # names of further labels, for models of several tasks; only with `label`. In a file both are
@@ -93,10 +95,12 @@ class Schema:
             )
         # A frozen dataclass.
         object.__setattr__(self, "shares", dict(self.shares))
+        object.__setattr__(self, "split", dict(self.split))
         object.__setattr__(self, "slot_numbers", tuple(map(self._slot_number, self.slots)))
         object.__setattr__(self, "_scaling", DenseScaling(self.dense))
-        for slot in self.shares:
-            self.slot_index(slot)  # it exists
+        for entry in ("shares", "split"):
+            for slot in getattr(self, entry):
+                self.slot_index(slot, where=entry)  # it exists
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -135,7 +139,7 @@ class Schema:
         """Returns the schema that `to_dict` wrote; defaults may be omitted. Raises SchemaError."""
         if not isinstance(data, Mapping):
             raise SchemaError(f"the schema is {data!r}, expected a mapping")
-        known = ("dense", "slots", "shares", "hash_version", "labels", *_NAMES)
+        known = ("dense", "slots", "shares", "split", "hash_version", "labels", *_NAMES)
         refuse_unknown_keys("schema", data, known)
         hash_version = data.get("hash_version")
         if type(hash_version) is not int:  # excludes bool
@@ -150,10 +154,8 @@ class Schema:
                 text_entry("slots", name) for name in list_entry("schema: slots", data.get("slots"))
             ),
             hash_version=hash_version,
-            shares={
-                slot: text_entry(f"shares.{slot}", target)
-                for slot, target in table_entry("schema: shares", data.get("shares", {})).items()
-            },
+            shares=_texts_by_slot("shares", data),
+            split=_texts_by_slot("split", data),
             label=label,
             other_labels=other_labels,
             weight=_optional_name("weight", data),
@@ -168,6 +170,7 @@ class Schema:
             **self._names(),
             "slots": list(self.slots),
             **({"shares": dict(self.shares)} if self.shares else {}),
+            **({"split": dict(self.split)} if self.split else {}),
             "dense": [column.to_dict() for column in self.dense],
         }
 
@@ -182,9 +185,10 @@ class Schema:
         lines += ["", "slots = ["]
         lines += [f"    {_toml(name)},{noted.get(name, '')}" for name in self.slots]
         lines += ["]", ""]
-        if self.shares:
-            pairs = (f"{_toml(slot)} = {_toml(target)}" for slot, target in self.shares.items())
-            lines += [f"shares = {{ {', '.join(pairs)} }}", ""]
+        for key, texts in (("shares", self.shares), ("split", self.split)):
+            if texts:
+                pairs = (f"{_toml(slot)} = {_toml(text)}" for slot, text in texts.items())
+                lines += [f"{key} = {{ {', '.join(pairs)} }}", ""]
         lines += ["dense = ["]
         for column in self.dense:
             pairs = (f"{key} = {_toml(value)}" for key, value in column.to_dict().items())
@@ -293,6 +297,11 @@ def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
     if not names:
         raise SchemaError("schema: labels is empty, expected the names of the labels' columns")
     return names[0], tuple(names[1:])
+
+
+def _texts_by_slot(key: str, data: Mapping[str, object]) -> dict[str, str]:
+    entries = table_entry(f"schema: {key}", data.get(key, {}))
+    return {slot: text_entry(f"{key}.{slot}", text) for slot, text in entries.items()}
 
 
 def _optional_name(key: str, data: Mapping[str, object]) -> str | None:

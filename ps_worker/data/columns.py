@@ -1,6 +1,6 @@
 """Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -50,9 +50,13 @@ def columns_of(
     return reader.columns(FileSplit(path))
 
 
-def slots_only(names: Sequence[str]) -> Schema:
-    """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values."""
-    return without_label(Schema(dense=(), slots=tuple(names)))
+def slots_only(names: Sequence[str], split: Mapping[str, str] | None = None) -> Schema:
+    """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values.
+
+    `split` are the separators of more or fewer slots.
+    """
+    split = {name: text for name, text in (split or {}).items() if name in names}
+    return without_label(Schema(dense=(), slots=tuple(names), split=split))
 
 
 def without_label(schema: Schema) -> Schema:

@@ -60,7 +60,7 @@ class DistinctValues:
 
         Raises UsageError if a file holds keys instead of values, and as `columns_of`.
         """
-        only = slots_only([self._slot])
+        only = slots_only([self._slot], self._schema.split)
         for path in self._files:
             for columns in columns_of(
                 path, only, self._bad_rows, format=self._format, layout=self._schema

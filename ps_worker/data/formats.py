@@ -132,12 +132,13 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
     for name, path in first.items():
         if kinds := _FORMATS[name].kinds:
             found.merge(SlotValues(dict.fromkeys(schema.slots, kinds)))
+            found.merge(SlotValues(dict.fromkeys(schema.split, ("lists",))))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
         from ctr_ps.ps_worker.data.columnar.parquet_orc import fields_of
 
         with suppress(DataError, KeyError):  # readers report the faults of a file
-            found.merge(kinds_of_values(fields_of(path, name), schema.slots))
+            found.merge(kinds_of_values(fields_of(path, name), schema.slots, schema.split))
     return found
 
 

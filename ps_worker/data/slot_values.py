@@ -10,9 +10,12 @@ its meaning.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["text", "integers", "keys", "lists"]
 
@@ -38,6 +41,7 @@ class SlotValues:
         self._kinds: dict[str, set[Kind]] = {
             name: set(each) for name, each in (kinds or {}).items()
         }
+        self._doubted: set[str] = set()
 
     def note(self, slot: str, *kinds: Kind) -> None:
         """Adds observed kinds of values of a slot."""
@@ -56,6 +60,17 @@ class SlotValues:
     def has_lists(self, slot: str) -> bool:
         """Whether rows had any number of values in a slot."""
         return "lists" in self._kinds.get(slot, ())
+
+    def doubt_text(self, slot: str, text: str) -> None:
+        """Warns, once a slot, of `text` where rows had lists: it may be several values in one."""
+        if self.has_lists(slot) and slot not in self._doubted:
+            self._doubted.add(slot)
+            logger.warning(
+                "slot %r has %s, read as one value, but the model was trained on lists: give lists, or train "
+                "with `split` in the schema",
+                slot,
+                text,
+            )
 
     def meaning(self, slot: str) -> Meaning:
         """Returns how to read values with the meaning of the data."""

@@ -69,5 +69,5 @@ def opened(
 
     table = in_arrow(data, schema)
     if meant is not None:
-        require_meaning(table.schema, schema.slots, meant)
+        require_meaning(table.schema, schema, meant)
     return ["the table"], partial(TableReader, table)

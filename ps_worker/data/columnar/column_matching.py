@@ -6,7 +6,7 @@ does not use. The values of slot number s, its place in the schema from 1, are h
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -86,7 +86,9 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
                 f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be the "
                 "id that is printed before predictions: name another id column in the schema"
             )
-    has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
+    has_lists = any(
+        slot in schema.split or is_list_type(fields.field(slot).type) for slot in schema.slots
+    )
     return FileColumns(row_columns, other_labels, read, are_keys, has_lists)
 
 
@@ -156,12 +158,14 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
             )
 
 
-def kinds_of_values(fields: pa.Schema, slots: Sequence[str]) -> SlotValues:
-    """Returns the kinds of slot values in a file with these columns."""
+def kinds_of_values(
+    fields: pa.Schema, slots: Sequence[str], split: Container[str] = ()
+) -> SlotValues:
+    """Returns the kinds of slot values in a file with these columns; text of slots in `split` is lists."""
     found = SlotValues()
     for slot in slots:
         kind = fields.field(slot).type
-        if is_list_type(kind):
+        if is_list_type(kind) or slot in split:
             found.note(slot, "lists")
         kind = type_of_values(kind)
         if HASH_VERSION_KEY in (fields.metadata or {}):

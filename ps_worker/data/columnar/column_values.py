@@ -97,6 +97,30 @@ def without_views(array: pa.Array) -> pa.Array:
     return array.cast(_PLAIN_VIEWS[kind]) if kind in _PLAIN_VIEWS else array
 
 
+def split_texts(array: pa.Array, separator: str) -> pa.Array:
+    """Returns text as lists of the values between separators, without empty ones; other types as they are.
+
+    Null and the empty text are missing, so they give null.
+    """
+    if pa.types.is_dictionary(array.type) and is_text_type(array.type.value_type):
+        return split_texts(array.dictionary, separator).take(array.indices)
+    if not is_text_type(array.type):
+        return array
+    text = without_views(array).cast(pa.large_binary())
+    text = pc.if_else(pc.equal(pc.binary_length(text), 0), None, text)
+    lists = pc.split_pattern(text, separator)
+    values = lists.flatten()
+    is_value = pc.not_equal(pc.binary_length(values), 0)
+    # Positions of the lists in the values that remain.
+    kept = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(is_value.to_numpy(zero_copy_only=False), out=kept[1:])
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    bounds = kept[np.concatenate([[0], np.cumsum(lengths)])]
+    return pa.LargeListArray.from_arrays(
+        pa.array(bounds), values.filter(is_value), mask=pc.is_null(text)
+    )
+
+
 def numbers(array: pa.Array) -> NDArray[np.float64]:
     """Returns float64[N], nan where `array` is null; text is parsed, invalid text is inf."""
     if pa.types.is_dictionary(array.type):

@@ -27,6 +27,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     numbers,
     ready_keys,
     slot_keys,
+    split_texts,
     texts,
     without_views,
     written,
@@ -94,6 +95,7 @@ class Decoder:
         self._path = path
         self._dense = [column.name for column in schema.dense]
         self._slots = schema.slots
+        self._split = {} if columns.are_keys else schema.split
         self._columns = columns
         self._bad_rows = bad_rows
         self._place = place or (lambda offset: f"row {offset + 1}")
@@ -118,12 +120,15 @@ class Decoder:
         columns = Columns(
             row_columns=row_columns,
             numbers=dense,
-            slots=[batch.column(name) for name in self._slots],
+            slots=[self._slot(name, batch.column(name)) for name in self._slots],
             are_keys=self._columns.are_keys,
             offsets=offsets,
             count_bad=self._count,
         )
         return columns.without(faults)
+
+    def _slot(self, name: str, values: pa.Array) -> pa.Array:
+        return split_texts(values, self._split[name]) if name in self._split else values
 
     def _faults(
         self,

@@ -1,6 +1,6 @@
 """Rows with named columns in memory: a DataFrame, an Arrow table, a dict of columns, a list of dicts."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ctr_ps.ps_worker.data.columnar.column_matching import (
     match_columns,
 )
 from ctr_ps.ps_worker.data.columnar.column_values import (
+    is_list_type,
     is_number_type,
     is_text_type,
     type_of_values,
@@ -40,9 +41,8 @@ class TableReader(ColumnReader):
     def slot_values(self) -> SlotValues:
         """The kinds of values in slots."""
         fields = self._table.schema
-        return kinds_of_values(
-            fields, [each for each in self._schema.slots if each in fields.names]
-        )
+        slots = [each for each in self._schema.slots if each in fields.names]
+        return kinds_of_values(fields, slots, self._schema.split)
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         return [FileSplit(path)]
@@ -131,15 +131,21 @@ def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
         raise DataError(f"column {name!r} of the table cannot be read: {error}") from error
 
 
-def require_meaning(fields: pa.Schema, slots: Sequence[str], meant: SlotValues) -> None:
-    """Raises DataError if the values of a slot are not of the kind that the model was trained on."""
+def require_meaning(fields: pa.Schema, schema: Schema, meant: SlotValues) -> None:
+    """Raises DataError if the values of a slot are not of the kind that the model was trained on.
+
+    Warns of text without `split` where they were lists.
+    """
     if HASH_VERSION_KEY in (fields.metadata or {}):
         return  # keys, whose hash is checked
-    for slot in [each for each in slots if each in fields.names]:
-        kind, meaning, fault = type_of_values(fields.field(slot).type), meant.meaning(slot), ""
+    for slot in [each for each in schema.slots if each in fields.names]:
+        stored, meaning, fault = fields.field(slot).type, meant.meaning(slot), ""
+        kind = type_of_values(stored)
         if pa.types.is_null(kind):
             continue  # values that are missing
         if is_text_type(kind):
+            if not is_list_type(stored) and slot not in schema.split:
+                meant.doubt_text(slot, "a column of text")
             fault = meaning.text_fault
         elif is_number_type(kind) and meaning.whole_number != "digits":
             fault = meaning.number_fault or (

@@ -33,6 +33,7 @@ Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[V
 # Checked first, because isinstance with an abstract class is ten times slower.
 _NUMBERS = (int, float, bool, np.bool_)
 _LISTS = (list, tuple, np.ndarray)
+_SEPARATORS = frozenset(b"|^;,")  # of lists in text
 _TEXT, _KEY, _LIST = 1, 2, 4  # what the values of a slot were
 _KINDS: tuple[tuple[int, Kind], ...] = ((_TEXT, "text"), (_KEY, "keys"), (_LIST, "lists"))
 
@@ -120,11 +121,12 @@ class SampleColumns:
         self, schema: Schema, *, seen: SlotValues | None = None, meant: SlotValues | None = None
     ) -> None:
         self._schema = schema
-        self._seen = seen
+        self._seen, self._meant = seen, meant
         self._kinds = [0] * len(schema.slots)
         self._meanings = [
             AS_KEYS if meant is None else meant.meaning(slot) for slot in schema.slots
         ]
+        self._separators = [schema.split.get(slot, "").encode() for slot in schema.slots]
         self._labels: list[float | None] = []
         self._dense: list[list[float]] = []
         self._keys: list[int] = []  # 0 for values to be hashed
@@ -203,6 +205,12 @@ class SampleColumns:
     def _add_slot(self, slot: int, value: Any) -> None:
         texts, keys, meaning, kinds = self._texts, self._keys, self._meanings[slot - 1], 0
         number = self._schema.slot_numbers[slot - 1]
+        if isinstance(value, str | bytes) and value:
+            text = self._encoded(slot, value) if isinstance(value, str) else value
+            if separator := self._separators[slot - 1]:
+                value = [each for each in text.split(separator) if each]
+            elif self._meant is not None and not _SEPARATORS.isdisjoint(text):
+                self._meant.doubt_text(self._schema.slots[slot - 1], shown(value))
         is_list = isinstance(value, _LISTS)
         for each in value if is_list else (value,):
             if isinstance(each, str | bytes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
-from ctr_ps.ps_worker.data.columnar.column_values import is_list_type
+from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, split_texts
 from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
@@ -217,7 +217,10 @@ def _about_histories(first: FirstJob) -> list[str]:
 def _row_bytes(first: FirstJob) -> float:
     """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
     schema, columns = first.proposal.schema(), first.sample.columns
-    slots = [columns[name] for name in schema.slots]
+    slots = [
+        split_texts(columns[name], schema.split[name]) if name in schema.split else columns[name]
+        for name in schema.slots
+    ]
     lists = [array for array in slots if is_list_type(array.type)]
     num_values = sum(len(array.flatten()) + array.null_count for array in lists)
     num_keys = len(slots) - len(lists) + num_values / first.sample.num_rows

@@ -240,7 +240,7 @@ def _value_texts(
         if (format or format_of(path)) not in FORMATS:
             continue
         for columns in columns_of(
-            path, slots_only(schema.slots), silent, format=format, layout=schema
+            path, slots_only(schema.slots, schema.split), silent, format=format, layout=schema
         ):
             if columns.are_keys:
                 break

@@ -23,6 +23,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     is_slot_type,
     is_text_type,
     numbers,
+    split_texts,
 )
 from ctr_ps.ps_worker.data.distinct_values import distinct_values
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats
@@ -54,8 +55,9 @@ _UNIQUE_ID = (
 )
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
 
-_SEPARATORS, _COMMON_SEPARATORS = "|^;", ", "
-_MOST = 0.5
+# Separators of lists, by the least share of the values that have them; the common ones occur in names, too.
+_SEPARATORS = {"|": 0.3, "^": 0.3, ";": 0.5, ",": 0.5, " ": 0.5}
+_COMMON_SEPARATORS = ";, "
 
 _WHOLE = r"^-?(0|[1-9]\d*)$"
 _DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
@@ -101,8 +103,11 @@ class Number(Role):
     profile: NumberProfile
 
 
+@dataclass(frozen=True, slots=True)
 class Slot(Role):
     """A slot."""
+
+    separator: str = ""  # of lists in its text; "": each text is one value
 
 
 class Ignored(Role):
@@ -133,6 +138,7 @@ class Proposal:
         return Schema(
             dense=tuple(number.column for number in self.numbers),
             slots=tuple(slot.name for slot in self.slots),
+            split={slot.name: slot.separator for slot in self.slots if slot.separator},
             label=None if self.label is None else self.label.name,
         )
 
@@ -242,37 +248,42 @@ def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
     is_padded = not is_whole and _all_match(values, _DIGITS)
     if sample.is_text and not is_padded and _all_match(values, NUMBER):
         return _role_of_numbers(name, array, sample, is_whole=is_whole)
+    separator, share = _separator_of(values)
+    if separator:
+        role = _role_of_lists(name, split_texts(array, separator))
+        why = f"{separator!r} in {share:.0%} of its values, so text of {role.why}"
+        return Slot(name, why, separator)
     is_unique = distinct >= _UNIQUE_SHARE * len(values) and len(values) >= _MIN_ROWS
     if is_unique and (sample.is_complete or not _is_id(name)):
         return Ignored(
             name,
-            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn"
-            f"{_note_on_lists(values)}",
+            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn",
         )
     why = f"{'digits with leading zeros' if is_padded else 'text'}, {distinct:,} distinct values"
     if sample.is_text and not is_padded and (other := _not_number(values)):
         why += f"; numbers except {other}: to have it scaled as a number, leave those empty"
-    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}{_note_on_lists(values)}")
+    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}")
 
 
-def _note_on_lists(values: pa.Array) -> str:
-    """Returns that most values may be lists in text; "": they have no separator in common."""
+def _separator_of(values: pa.Array) -> tuple[str, float]:
+    """Returns the separator of lists in most of the texts, and the share that has it; ("", 0.0): of none.
+
+    What separates words or fields is none: pieces that begin with a blank, or are more than the texts.
+    """
     texts = values.cast(pa.large_binary())
-    for separator in _SEPARATORS + _COMMON_SEPARATORS:
-        has_it = pc.match_substring(texts, separator)
-        share = pc.mean(pc.cast(has_it, pa.float64())).as_py()
-        if share < _MOST:
+    # A list or an object of JSON would keep its brackets.
+    if pc.any(pc.match_substring_regex(texts, r"^\s*[\[{(]")).as_py():
+        return "", 0.0
+    for separator, least in _SEPARATORS.items():
+        share = pc.mean(pc.cast(pc.match_substring(texts, separator), pa.float64())).as_py()
+        if share < least:
             continue
-        if separator in _COMMON_SEPARATORS:  # of sentences, too, whose words are more than they
-            pieces = pc.unique(pc.split_pattern(texts, separator).flatten())
-            if len(pieces) >= _distinct(values):
-                continue
-        return (
-            f"; values contain {separator!r} in {share:.0%} of rows: lists? Each is read as one "
-            "value, unless it is stored as a list (Parquet, ORC) or split by a generator "
-            "(docs/data.md)"
-        )
-    return ""
+        pieces = pc.unique(split_texts(texts, separator).flatten())
+        is_common = separator in _COMMON_SEPARATORS
+        num_blanks = pc.sum(pc.starts_with(pieces, " ")).as_py() or 0
+        if len(pieces) > 5 * num_blanks and not (is_common and len(pieces) >= _distinct(values)):
+            return separator, share
+    return "", 0.0
 
 
 def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bool) -> Role:

@@ -157,7 +157,12 @@ def samples_of(
         name.removesuffix(LENGTHS): by_name[name] for name in by_name.keys() - set(schema.features)
     }
     slots = [
-        _values(by_name[slot], lengths.get(slot), has_lists=values.has_lists(slot))
+        _values(
+            by_name[slot],
+            lengths.get(slot),
+            has_lists=values.has_lists(slot),
+            is_split=slot in schema.split,
+        )
         for slot in schema.slots
     ]
     return [
@@ -210,7 +215,7 @@ def _numbers(tensor: Tensor, num_rows: int) -> list[float]:
 
 
 def _values(
-    tensor: Tensor, lengths: Tensor | None, *, has_lists: bool
+    tensor: Tensor, lengths: Tensor | None, *, has_lists: bool, is_split: bool
 ) -> Sequence[Value | list[Value]]:
     """Returns the values of a slot, row by row; see above."""
     num_rows = tensor.shape[0]
@@ -222,8 +227,8 @@ def _values(
     values: list[Value] = (
         tensor.values.tolist() if isinstance(tensor.values, np.ndarray) else list(tensor.values)
     )
-    if lengths is None and len(tensor.shape) == 1:
-        return values
+    if lengths is None and (len(tensor.shape) == 1 or (is_split and tensor.shape[1] == 1)):
+        return values  # of a split slot the text of a row
     width = tensor.shape[1] if len(tensor.shape) == 2 else 1
     rows = [values[row * width : (row + 1) * width] for row in range(num_rows)]
     if lengths is not None:

@@ -107,12 +107,27 @@ def test_keys_are_shared_with_a_slot_that_has_its_own(shares: dict, message: str
         replace(every_transform(), slots=("item", "seen"), shares=shares)
 
 
-@pytest.mark.parametrize("shares", [["item"], {"seen": 1}])
-def test_what_is_no_table_of_slots_is_refused(shares: object) -> None:
-    data = {**every_transform().to_dict(), "slots": ["item", "seen"], "shares": shares}
+@pytest.mark.parametrize("key", ["shares", "split"])
+@pytest.mark.parametrize("texts", [["item"], {"seen": 1}, {"seen": ""}])
+def test_what_is_no_table_of_slots_is_refused(key: str, texts: object) -> None:
+    data = {**every_transform().to_dict(), "slots": ["item", "seen"], key: texts}
 
-    with pytest.raises(SchemaError, match=r"shares.*, expected a"):
+    with pytest.raises(SchemaError, match=rf"{key}.*, expected a"):
         Schema.from_dict(data)
+
+
+def test_separators_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
+    slots = ("item", "history")
+    schema = replace(every_transform(), slots=slots, split={"history": "|"})
+    path = tmp_path / "schema.toml"
+    path.write_text(schema.to_toml(), encoding="utf-8")
+
+    assert Schema.from_toml(path) == schema == Schema.from_dict(schema.to_dict())
+    assert hash(schema) is not None
+    prints = {replace(schema, split=each).fingerprint for each in ({}, {"history": ","})}
+    assert len(prints - {schema.fingerprint}) == 2
+    with pytest.raises(SchemaError, match=r"split: the schema has no slot 'itm', .* 'item'"):
+        replace(schema, split={"itm": "|"})
 
 
 def test_reading_without_labels_is_the_same_schema() -> None:

@@ -272,25 +272,42 @@ def test_leak_is_left_out_with_what_it_would_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "note"),
+    ("values", "separator", "why"),
     [
-        (["Action|Drama", "Drama", "Action|War"], "contain '|' in 67% of rows: lists?"),
-        (["1^2^3", "2^3", "3^1"], "contain '^' in 100% of rows: lists?"),
-        (["a;b", "b;c", "c"], "contain ';' in 67% of rows: lists?"),
-        (["1 2", "2 1", "1 1", "2 2"], "contain ' ' in 100% of rows: lists?"),
-        (["1,2", "2,1", "1,1", "2,2"], "contain ',' in 100% of rows: lists?"),
-        (["New York", "Los Angeles", "Paris"], ""),
-        (["a|b", "c", "d"], ""),
-        ([b"\xff|\xfe", b"\xff|a"], "contain '|' in 100% of rows: lists?"),
+        (
+            ["Action|Drama", "Drama", "Action|War"],
+            "|",
+            "in 67% .* lists, 1.67 values a row, 3 distinct",
+        ),
+        (["1^2^3", "2^3", "3^1"], "^", "in 100%"),
+        (["a;b", "b;c", "c", "a;c"], ";", "in 75%"),
+        (["a;b", "b;c", "c"], "", "3 distinct"),
+        (["1 2", "2 1", "1 1", "2 2"], " ", "in 100%"),
+        (["1,2", "2,1", "1,1", "2,2"], ",", "in 100%"),
+        ([b"\xff|\xfe", b"\xff|a"], "|", "in 100%"),
+        (["a|b", "c", "d"], "|", "in 34%"),
+        (["a|b", "c", "d", "e"], "", "4 distinct"),
+        (["New York", "Los Angeles", "Paris"], "", "3 distinct"),
+        (["Mozilla (X; Linux)", "Mozilla (X; Mac)", "Opera (X; Mac)"], "", "3 distinct"),
+        (["[1,2]", "[2,1]", "[1,1]"], "", "3 distinct"),
+        (["|", "||"], "", "2 distinct"),
     ],
 )
-def test_values_with_a_separator_are_noted(
-    tmp_path: Path, values: list[str | bytes], note: str
+def test_text_with_a_separator_is_lists(
+    tmp_path: Path, values: list[str | bytes], separator: str, why: str
 ) -> None:
-    found = role_in(proposal_of(tmp_path, {"x": cycle(values)}), "x")
+    found = proposal_of(tmp_path, {"x": cycle(values)})
 
-    assert isinstance(found, SLOT)
-    assert ("lists?" in found.why, note in found.why) == (bool(note), True)
+    assert found.schema().split == ({"x": separator} if separator else {})
+    assert re.search(why, role_in(found, "x").why)
+
+
+def test_lists_in_text_are_a_slot_though_each_is_different(tmp_path: Path) -> None:
+    histories = [f"{row % 7}^{row % 11}^{row}" for row in range(len(LABELS))]
+
+    found = proposal_of(tmp_path, {"x": pa.array(histories)})
+
+    assert found.schema().split == {"x": "^"}
 
 
 def test_labels_that_may_be_it_are_no_features_without_one(tmp_path: Path) -> None:
