@@ -238,5 +238,5 @@ class RowColumnCheck:
             kind = name.replace("_", " ")
             raise DataError(
                 f"{path}: the schema names {named} as column of {kind}, which this format does not have: "
-                "use CSV, Parquet or ORC"
+                "use one with names of columns, such as CSV or Parquet"
             )

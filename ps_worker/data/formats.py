@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
+from typing import TYPE_CHECKING, cast
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
@@ -13,6 +14,9 @@ from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
 from ctr_ps.ps_worker.data.files.file_split import SplitFile
 from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
+
+if TYPE_CHECKING:
+    from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
@@ -47,6 +51,19 @@ _FORMATS = {
     "orc": _Traits(
         reader="columnar.parquet_orc.OrcReader",
         suffixes=(".orc",),
+        kinds=(),
+        has_names=True,
+        is_text=False,
+    ),
+    "json": _Traits(
+        reader="text.json_lines.JsonReader",
+        suffixes=(".jsonl", ".ndjson", ".json"),
+        kinds=(),
+        has_names=True,
+    ),
+    "arrow": _Traits(
+        reader="columnar.parquet_orc.ArrowReader",
+        suffixes=(".arrow", ".feather", ".ipc"),
         kinds=(),
         has_names=True,
         is_text=False,
@@ -135,10 +152,11 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
             found.merge(SlotValues(dict.fromkeys(schema.split, ("lists",))))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
-        from ctr_ps.ps_worker.data.columnar.parquet_orc import fields_of
 
-        with suppress(DataError, KeyError):  # readers report the faults of a file
-            found.merge(kinds_of_values(fields_of(path, name), schema.slots, schema.split))
+        with suppress(DataError):  # readers report the faults of a file
+            fields = cast("ColumnReader", reader_of(path, schema, BadRows(), name)).fields(path)
+            slots = [slot for slot in schema.slots if slot in fields.names]
+            found.merge(kinds_of_values(fields, slots, schema.split))
     return found
 
 

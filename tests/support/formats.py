@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import orc
+from pyarrow import feather, orc
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
@@ -170,6 +171,20 @@ def _write_orc(path: Path, rows: Sequence[Row], schema: Schema) -> None:
             writer.write(table[start : start + GROUP_ROWS])
 
 
+def _write_arrow(path: Path, rows: Sequence[Row], schema: Schema) -> None:
+    feather.write_feather(pa.table(_columns(rows, schema)), path, chunksize=GROUP_ROWS)
+
+
+def _write_json(path: Path, rows: Sequence[Row], schema: Schema) -> None:
+    def line(row: Row) -> str:
+        numbers = dict(zip((each.name for each in schema.dense), row.numbers, strict=True))
+        values = dict(zip(schema.slots, row.values, strict=True))
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return json.dumps({"label": row.label, **given, **values}, ensure_ascii=False)
+
+    write_text(path, "".join(line(row) + "\n" for row in rows).encode())
+
+
 class CriteoGenerator(MultiSlotStringDataGenerator):
     def generate_sample(self, line: str | None) -> Callable[[], Iterator[Any]]:
         def samples() -> Iterator[Any]:
@@ -208,6 +223,8 @@ FILE_FORMATS = {
     "parquet": FileFormat(".parquet", _write_parquet, cannot_write=_NOTHING),
     "keys": FileFormat(".parquet", _write_keys, skips_bad_rows=False),
     "orc": FileFormat(".orc", _write_orc, cannot_write=_NOTHING),
+    "arrow": FileFormat(".feather", _write_arrow, cannot_write=_NOTHING),
+    "json": FileFormat(".jsonl", _write_json, cannot_write=_NOTHING),
     "generator": FileFormat(
         ".tsv", _write_criteo, generated(CriteoGenerator()), _BLANKS, skips_bad_rows=False
     ),

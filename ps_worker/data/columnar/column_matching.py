@@ -1,4 +1,4 @@
-"""Matching of a schema's columns to the named columns of a file (Parquet, ORC, CSV).
+"""Matching of a schema's columns to the named columns of a file (`formats.NAMED`).
 
 Columns are found by name; an unnamed label is the first of `LABEL_NAMES` that the file has and the schema
 does not use. The values of slot number s, its place in the schema from 1, are hashed with s

@@ -86,6 +86,29 @@ def is_text_type(kind: pa.DataType) -> bool:
     return kind.id in _TEXTS
 
 
+def flat(table: Any) -> Any:
+    """Returns a table, a record batch or a schema with the fields of structs as columns: `device.os`."""
+    if isinstance(table, pa.Schema):
+        return flat(table.empty_table()).schema.with_metadata(table.metadata)
+    if not any(map(pa.types.is_struct, table.schema.types)):
+        return table
+    names, arrays = list[str](), list[Any]()
+
+    def add(name: str, array: Any) -> None:
+        if not pa.types.is_struct(array.type):
+            names.append(name)
+            arrays.append(array)
+        for index in range(array.type.num_fields if pa.types.is_struct(array.type) else 0):
+            # Null where the struct is.
+            add(f"{name}.{array.type.field(index).name}", pc.struct_field(array, [index]))
+
+    for name, array in zip(table.schema.names, table.columns, strict=True):
+        add(name, array)
+    return (
+        type(table).from_arrays(arrays, names=names).replace_schema_metadata(table.schema.metadata)
+    )
+
+
 def without_views(array: pa.Array) -> pa.Array:
     """Returns text and bytes as Arrow's functions take them: most do not take views, which polars writes."""
     kind = array.type

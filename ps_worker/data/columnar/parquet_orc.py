@@ -1,8 +1,11 @@
-"""Readers of Parquet and ORC, with checks of what is read; offsets are row numbers in the file, from 0."""
+"""Readers of Parquet, ORC and Arrow's files (Feather), with checks of what is read.
 
-from collections.abc import Iterator
+Offsets are row numbers in the file, from 0.
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +16,12 @@ from pyarrow import orc
 
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
-from ctr_ps.ps_worker.data.columnar.column_values import buffer_view, is_list_type, is_text_type
+from ctr_ps.ps_worker.data.columnar.column_values import (
+    buffer_view,
+    flat,
+    is_list_type,
+    is_text_type,
+)
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly
 from ctr_ps.ps_worker.data.files.listing import is_url, open_file
@@ -36,6 +44,10 @@ _BOUNDS: dict[pa.DataType, np.dtype[Any]] = {
 class ParquetReader(ColumnReader):
     """Reads the columns of a schema by name; a split is a range of row groups. Thread-safe."""
 
+    def fields(self, path: str) -> pa.Schema:
+        with open_columnar(path, "Parquet") as source:
+            return flat(pq.ParquetFile(source).schema_arrow)
+
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         with open_columnar(path, "Parquet") as source:
             metadata = pq.ParquetFile(source).metadata
@@ -46,13 +58,13 @@ class ParquetReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
-            fields = plain.schema_arrow
+            fields = flat(plain.schema_arrow)
             columns = match_columns(split.path, fields, self._schema)
             check_types(split.path, fields, self._schema, columns)
             file = pq.ParquetFile(
                 source,
                 metadata=plain.metadata,
-                read_dictionary=_dictionary_columns(plain, columns),
+                read_dictionary=_dictionary_columns(plain, fields, columns),
                 pre_buffer=False,  # True reads all row groups ahead
                 page_checksum_verification=True,
             )
@@ -63,17 +75,31 @@ class ParquetReader(ColumnReader):
 class OrcReader(ColumnReader):
     """Reads the columns of a schema by name; a split is a range of stripes. Thread-safe."""
 
+    name: ClassVar[str] = "ORC"
+    opened: ClassVar[Any] = orc.ORCFile
+
+    def fields(self, path: str) -> pa.Schema:
+        with self.open(path) as file:
+            return flat(file.schema)
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str) -> Iterator[Any]:
+        """Opens a file as an `orc.ORCFile` or alike; errors as those of `open_columnar`."""
+        with open_columnar(path, cls.name) as source:
+            yield cls.opened(source)
+
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        with open_columnar(path, "ORC") as source:
-            num_stripes = orc.ORCFile(source).nstripes
+        with self.open(path) as file:
+            num_stripes = file.nstripes
         ranges = split_evenly([1] * num_stripes, num_splits)
         return [FileSplit(path, start, stop) for start, stop in ranges]
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        with open_columnar(split.path, "ORC") as source:
-            file = orc.ORCFile(source)
-            columns = match_columns(split.path, file.schema, self._schema)
-            check_types(split.path, file.schema, self._schema, columns)
+        with self.open(split.path) as file:
+            fields = flat(file.schema)
+            columns = match_columns(split.path, fields, self._schema)
+            check_types(split.path, fields, self._schema, columns)
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
             offset = offset or 0
             stop = 0
@@ -86,11 +112,47 @@ class OrcReader(ColumnReader):
                         continue
                 batch = file.read_stripe(stripe, columns=columns.names)
                 require_valid(batch)
+                batch = flat(batch)
                 for skipped in range(max(offset - stop, 0), len(batch), columns.read_rows):
                     rows = batch.slice(skipped, columns.read_rows)
                     row = stop + skipped
                     yield decoder.decode(rows, np.arange(row, row + len(rows)))
                 stop += len(batch)
+
+
+class _ArrowFile:
+    """A file of Arrow's IPC format, with the names of an `orc.ORCFile`: a record batch is a stripe."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
+        file = pa.ipc.open_file(source)
+        self.schema, self.nstripes = file.schema, file.num_record_batches
+
+    @property
+    def nrows(self) -> int:
+        return sum(len(self.read_stripe(i, self.schema.names[:1])) for i in range(self.nstripes))
+
+    def read_stripe(self, stripe: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        wanted = None
+        if columns is not None:
+            heads = {name for each in columns for name in _prefixes(each)}
+            wanted = [i for i, name in enumerate(self.schema.names) if name in heads]
+        options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+        return pa.ipc.open_file(self._source, options=options).get_batch(stripe)
+
+
+class ArrowReader(OrcReader):
+    """Reads the columns of a schema by name; a split is a range of record batches. Thread-safe."""
+
+    name = "Arrow"
+    opened = _ArrowFile
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yields `device.os` and `device`, the names of the column that may hold it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 @contextmanager
@@ -105,16 +167,6 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
         raise DataError(
             f"{path}: not a valid {format_name} file: copy or write it again ({error})"
         ) from error
-
-
-def fields_of(path: str, format: str) -> pa.Schema:
-    """Returns the columns and metadata of a file of format "parquet" or "orc"; raises DataError."""
-    with open_columnar(path, format.capitalize()) as source:
-        return (
-            pq.ParquetFile(source).schema_arrow
-            if format == "parquet"
-            else orc.ORCFile(source).schema
-        )
 
 
 def require_valid(rows: pa.RecordBatch) -> None:
@@ -141,6 +193,7 @@ def _decoded(
             columns.read_rows, row_groups=[group], columns=columns.names, use_threads=False
         ):
             require_valid(batch)
+            batch = flat(batch)  # noqa: PLW2901
             skipped = min(max(offset - row, 0), len(batch))
             row += len(batch)
             if skipped < len(batch):
@@ -153,12 +206,12 @@ def _decoded(
             )
 
 
-def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]:
+def _dictionary_columns(file: pq.ParquetFile, fields: pa.Schema, columns: FileColumns) -> list[str]:
     """Returns the text columns to read as dictionaries, judging by the first row group."""
     if not file.metadata.num_row_groups:
         return []
     # Only of the columns to read: pyarrow ends the process on a chunk with damaged metadata.
-    texts = {name for name in columns.names if is_text_type(file.schema_arrow.field(name).type)}
+    texts = {name for name in columns.names if is_text_type(fields.field(name).type)}
     leaves = {file.schema.column(i).path: i for i in range(len(file.schema))}
     group = file.metadata.row_group(0)
     chunks = {name: group.column(leaves[name]) for name in texts if name in leaves}

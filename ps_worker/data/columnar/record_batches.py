@@ -195,6 +195,10 @@ class ColumnReader(ABC):
             yield from blocks_of(columns, self._schema)
 
     @abstractmethod
+    def fields(self, path: str) -> pa.Schema:
+        """Returns the columns of a file, in its order; raises DataError if they cannot be read."""
+
+    @abstractmethod
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         """Yields the rows of a split as columns; arguments and errors as for `Reader.blocks`."""
 

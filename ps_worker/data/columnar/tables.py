@@ -17,6 +17,7 @@ from ctr_ps.ps_worker.data.columnar.column_matching import (
     match_columns,
 )
 from ctr_ps.ps_worker.data.columnar.column_values import (
+    flat,
     is_list_type,
     is_number_type,
     is_text_type,
@@ -47,6 +48,9 @@ class TableReader(ColumnReader):
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         return [FileSplit(path)]
 
+    def fields(self, path: str) -> pa.Schema:
+        return self._table.schema
+
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         fields, row = self._table.schema, offset or 0
         columns = match_columns(split.path, fields, self._schema)
@@ -74,6 +78,7 @@ def arrow_table(
     if schema is not None:
         row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
         wanted = {*schema.features, *row_columns, *LABEL_NAMES}
+    heads = {name.rpartition(".")[0] for name in wanted if name}  # of structs; see `flat`
     names: list[str] = []
     arrays: list[pa.Array | pa.ChunkedArray] = []
     columns, metadata = _columns_of(data)
@@ -84,7 +89,7 @@ def arrow_table(
                 f"column {name!r} of the table is a {type(values).__name__}, expected a list of values; "
                 "for one row give a list of one dict"
             )
-        is_read = name not in ignore if schema is None else name in wanted
+        is_read = name not in ignore if schema is None else name in wanted | heads
         if is_read and name in names:
             raise DataError(f"column {name!r} occurs twice in the table, expected once")
         if is_read and isinstance(values, list) and any(value is _ABSENT for value in values):
@@ -95,7 +100,7 @@ def arrow_table(
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) > 1:
         raise DataError(f"the columns of the table have {lengths[0]} to {lengths[-1]} rows")
-    return pa.Table.from_arrays(arrays, names=names).replace_schema_metadata(metadata)
+    return flat(pa.Table.from_arrays(arrays, names=names).replace_schema_metadata(metadata))
 
 
 def _columns_of(data: Any) -> tuple[Iterable[tuple[object, Any]], Mapping[bytes, bytes] | None]:

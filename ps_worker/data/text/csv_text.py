@@ -69,9 +69,8 @@ class CsvReader(ColumnReader):
             if len(block) and (columns := text.columns(block, position)) is not None:
                 yield columns
 
-    def names(self, path: str) -> list[str]:
-        """Returns the names of a file's columns; DataError if the file or its header cannot be read."""
-        return self._names(path)[0]
+    def fields(self, path: str) -> pa.Schema:
+        return pa.schema([(name, pa.binary()) for name in self._names(path)[0]])
 
     def _names(self, path: str) -> tuple[list[str], int]:
         if self._header is not None:

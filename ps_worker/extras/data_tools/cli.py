@@ -189,7 +189,7 @@ def profile_command(
         names = proposal.schema()
     elif label or ignore:
         raise UsageError(
-            "--label and --ignore are for Parquet, ORC and CSV without --schema: with a schema, change its "
+            "--label and --ignore are for files with names of columns, without --schema: with one, change its "
             "columns"
         )
     else:
@@ -227,7 +227,7 @@ def init_command(
     ] = Path(),
     format_name: FormatName = "",
 ) -> None:
-    """Write a schema and a first job for files with column names: Parquet, ORC, CSV with a header.
+    """Write a schema and a first job for files with column names: Parquet, JSON lines, CSV with a header.
 
     Samples up to 200,000 rows. Comments in both files explain each choice.
     """

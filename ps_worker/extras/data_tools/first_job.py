@@ -41,7 +41,7 @@ class FirstJob:
 
 
 def write_first_job(
-    # files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several is
+    # files to train on, with names of columns: `formats.NAMED`. Without `test` the last of several is
     # held out for the test
     patterns: Sequence[str],
     out: Path,  # folder of both files, made if necessary; the job saves its model there, too

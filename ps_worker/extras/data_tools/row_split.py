@@ -18,10 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyarrow import orc
 
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.columnar.parquet_orc import open_columnar, require_valid
+from ctr_ps.ps_worker.data.columnar.parquet_orc import (
+    ArrowReader,
+    OrcReader,
+    open_columnar,
+    require_valid,
+)
 from ctr_ps.ps_worker.data.files.content import open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import SUFFIXES, format_of, require_format
@@ -34,7 +38,7 @@ SETS = ("train", "validation", "test")
 ROWS_PER_FILE = 1_000_000
 
 _NEWLINE = np.uint8(ord("\n"))
-_TABLES = ("parquet", "orc")
+_TABLES = ("parquet", "orc", "arrow")
 _TABLE_ROWS = 1 << 18  # read at once, and dealt to row groups
 _OWN_NAME = re.compile(r"part-\d{5}\..+")
 
@@ -207,13 +211,15 @@ def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:
 
 
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
-    with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
-        if kind == "orc":
-            file = orc.ORCFile(source)
-            batches = (file.read_stripe(stripe) for stripe in range(file.nstripes))
-        else:
-            batches = pq.ParquetFile(source).iter_batches(_TABLE_ROWS)
-        for batch in batches:
+    if kind == "parquet":
+        with open_columnar(path, "Parquet") as source:
+            for batch in pq.ParquetFile(source).iter_batches(_TABLE_ROWS):
+                require_valid(batch)
+                yield pa.Table.from_batches([batch])
+        return
+    with (OrcReader if kind == "orc" else ArrowReader).open(path) as file:
+        for stripe in range(file.nstripes):
+            batch = file.read_stripe(stripe)
             require_valid(batch)
             yield pa.Table.from_batches([batch])
 

@@ -1,32 +1,37 @@
-"""Samples of files with named columns (Parquet, ORC, CSV with a header): rows from all over the files."""
+"""Samples of files with named columns (`formats.NAMED`): rows from all over the files."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import orc
+from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
+from ctr_ps.ps_worker.data.columnar.column_values import flat
 from ctr_ps.ps_worker.data.columnar.parquet_orc import (
+    ArrowReader,
     OrcReader,
     ParquetReader,
-    fields_of,
     open_columnar,
     require_valid,
 )
+from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 from ctr_ps.ps_worker.data.columns import slots_only
 from ctr_ps.ps_worker.data.files.content import stored_size_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
-from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of
+from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, reader_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
+from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
+from ctr_ps.ps_worker.data.text.text_reader import line_blocks, line_splits
 
 SAMPLE_ROWS = 200_000
 
@@ -112,18 +117,17 @@ def names_of(path: str, format: str | None = None) -> list[str]:
     """Returns the names of a file's columns; raises UsageError if it has none or holds keys, or DataError."""
     _require_names(path, format)
     name = format or format_of(path)
-    if name == "csv":
-        names = CsvReader(_ANY, silent_bad_rows()).names(path)
-        if len(names) == 1:
-            _refuse_criteo(path)
-            for separator in _OTHER_SEPARATORS:
-                if separator in names[0]:
-                    raise UsageError(
-                        f"{path}: the header is one column, {names[0]!r}, but CSV is separated by commas: "
-                        f"replace {separator!r} with commas"
-                    )
-        return names
-    fields = fields_of(path, name)
+    reader = reader_of(path, _ANY, silent_bad_rows(), name)
+    assert isinstance(reader, ColumnReader)
+    fields = reader.fields(path)
+    if name == "csv" and len(fields) == 1:
+        _refuse_criteo(path)
+        for separator in _OTHER_SEPARATORS:
+            if separator in fields.names[0]:
+                raise UsageError(
+                    f"{path}: the header is one column, {fields.names[0]!r}, but CSV is separated by commas: "
+                    f"replace {separator!r} with commas"
+                )
     if HASH_VERSION_KEY in (fields.metadata or {}):
         raise UsageError(f"{path}: the file contains keys, which need the schema that made them")
     return list(fields.names)
@@ -183,29 +187,48 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
         return _Pieces([], 0.0, True)
     kind = format or format_of(path)
     if kind == "csv":
-        return _csv_pieces(path, names, num_rows)
+        # Every column as a slot: the reader gives their bytes.
+        reader = CsvReader(slots_only(names), silent_bad_rows())
+        return _text_pieces(path, num_rows, partial(_csv_rows, reader, names))
+    if kind == "json":
+        pieces = _text_pieces(path, num_rows, _json_rows)
+        lines = [line for table in pieces.tables for line in table["line"].to_pylist()]
+        return replace(pieces, tables=[table_of_lines(lines)] if lines else [])
     if kind == "parquet":
         return _parquet_pieces(path, names, num_rows)
-    return _orc_pieces(path, names, num_rows)
+    return _orc_pieces(path, OrcReader if kind == "orc" else ArrowReader, names, num_rows)
 
 
-def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
-    # Every column as a slot: the reader gives their bytes.
-    reader = CsvReader(slots_only(names), silent_bad_rows())
-    splits = reader.splits(path, _PIECES_PER_FILE)
+_Rows = Iterator[tuple[pa.Table, NDArray[np.int64]]]  # with their offsets
+
+
+def _csv_rows(reader: CsvReader, names: Sequence[str], split: FileSplit) -> _Rows:
+    for columns in reader.columns(split):
+        yield pa.table(dict(zip(names, columns.slots, strict=True))), columns.offsets
+
+
+def _json_rows(split: FileSplit) -> _Rows:
+    for block, position in line_blocks(split):
+        lines = block.tobytes().split(b"\n")[:-1]
+        ends = np.cumsum([len(line) + 1 for line in lines])
+        yield pa.table({"line": lines}), position + np.concatenate([[0], ends[:-1]])
+
+
+def _text_pieces(path: str, num_rows: int, rows_of: Callable[[FileSplit], _Rows]) -> _Pieces:
+    splits = line_splits(path, _PIECES_PER_FILE)
     tables: list[pa.Table] = []
     read, is_complete = 0, True
     for split in splits:
         wanted = -(-num_rows // len(splits))
-        for columns in reader.columns(split):
+        for rows, offsets in rows_of(split):
             if not wanted:  # there are more
                 is_complete = False
                 break
-            table = pa.table(dict(zip(names, columns.slots, strict=True)))[:wanted]
+            table = rows[:wanted]
             tables.append(table)
             wanted -= len(table)
-            last = int(columns.offsets[len(table) - 1])
-            if len(table) < len(columns.offsets):
+            last = int(offsets[len(table) - 1])
+            if len(table) < len(offsets):
                 is_complete = False
                 break
         else:
@@ -226,22 +249,21 @@ def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
             first = next(file.iter_batches(wanted, row_groups=groups, columns=list(names)), None)
             if first is not None:
                 require_valid(first)
-                tables.append(pa.Table.from_batches([first]))
+                tables.append(pa.Table.from_batches([flat(first)]))
         return _pieces_of(tables, file.metadata.num_rows)
 
 
-def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
-    splits = OrcReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
+def _orc_pieces(path: str, reader: type[OrcReader], names: Sequence[str], num_rows: int) -> _Pieces:
+    splits = reader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
     tables = []
-    with open_columnar(path, "ORC") as source:
-        file = orc.ORCFile(source)
+    with reader.open(path) as file:
         for split in splits:
             if split.start < file.nstripes:
                 stripe = file.read_stripe(split.start, columns=list(names))
                 require_valid(stripe)
                 rows = np.arange(min(wanted, len(stripe)))  # copied: a slice would keep the stripe
-                tables.append(pa.Table.from_batches([stripe]).take(rows))
+                tables.append(flat(pa.Table.from_batches([stripe]).take(rows)))
         return _pieces_of(tables, file.nrows)
 
 

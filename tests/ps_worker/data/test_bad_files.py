@@ -34,6 +34,7 @@ from tests.support.formats import (
 )
 from tests.support.rows import assert_same_rows
 
+COLUMNAR = ("parquet", "orc", "arrow", "keys")
 BAD = Row(7, (1, 2), ("a", "b", "c"))
 
 formats_that_skip = pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_row_with_a_wrong_label_is_skipped_and_reported_or_an_error(
     rows = FILE_FORMATS[name].writable(ROWS)
     path = write(tmp_path, name, [*rows[:3], BAD, rows[3], BAD])
     line = 5 if name == "csv" else 4
-    place = f"row {line}" if name in ("parquet", "orc") else str(line)
+    place = f"row {line}" if name in COLUMNAR else str(line)
 
     with pytest.raises(
         BadRowError,
@@ -105,7 +106,7 @@ def test_first_malformed_rows_are_logged_and_no_more_in_later_passes(
     assert len(said) == len(set(said)) == 5
     # One too many is named by its place, though the log has said enough.
     last = len(rows) + 9 + (name == "csv")
-    place = f"row {last}" if name in ("parquet", "orc") else str(last)
+    place = f"row {last}" if name in COLUMNAR else str(last)
     with pytest.raises(
         BadRowError, match=rf"^{path}:{place}: .*malformed row 9, and bad_row_limit is 8"
     ):
@@ -180,14 +181,13 @@ def test_limit_of_malformed_rows_is_not_for_faults_of_code(
         rows_of(dataset_of(QueueDataset, name, [path], bad_row_limit=9))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FILE_FORMATS if name not in ("keys", "orc", "parquet")]
-)
+@pytest.mark.parametrize("name", [name for name in FILE_FORMATS if name not in COLUMNAR])
 def test_bytes_that_are_no_text_are_a_value_but_to_python(tmp_path: Path, name: str) -> None:
     rows = FILE_FORMATS[name].writable(ROWS)
     path = tmp_path / f"part{FILE_FORMATS[name].suffix}"
     lines = {".csv": b"1,1,2,%s,b,c", ".ffm": b"1 0:0:1 1:0:2 2:%s:1 3:b:1 4:c:1"}
     lines |= {".multislot": b"2 1 2 1 %s 1 b 1 c 1 1"}
+    lines |= {".jsonl": b'{"label":1,"I1":1,"I2":2,"C1":"%s","C2":"b","C3":"c"}'}
     line = lines.get(FILE_FORMATS[name].suffix, b"1\t1\t2\t%s\tb\tc") % b"\xff\xfe"
     write_text(path, with_line(name, rows, 3, line))
     dataset = dataset_of(QueueDataset, name, [path])
@@ -244,6 +244,7 @@ def test_no_row_in_any_file_is_an_error(tmp_path: Path, name: str, kind: Kind) -
         ("parquet", "not a valid Parquet file"),
         ("keys", "not a valid Parquet file"),
         ("orc", "not a valid ORC file"),
+        ("arrow", "not a valid Arrow file"),
     ],
 )
 @kinds
@@ -323,7 +324,7 @@ def test_number_whose_scaling_float32_does_not_hold_is_a_malformed_row(
     bad = [BAD] if text else []
     path = write(tmp_path, name, [*rows[:2], *bad, rows[2], BEYOND, *rows[3:]])
     line = 4 + len(bad) + (name == "csv")
-    place = f"row {line}" if name in ("parquet", "orc", "keys") else str(line)
+    place = f"row {line}" if name in COLUMNAR else str(line)
     fault = r"column 'I1' is 1000000\.0, scaled as the schema says, beyond the range of float32"
 
     if name in ("generator", "pipe"):

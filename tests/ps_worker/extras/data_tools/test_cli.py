@@ -146,7 +146,7 @@ def test_convert_writes_parquet_that_other_commands_read(
         (["check", "x", "--schema", "absent"], 2, "error: no schema 'absent'"),
         (["generate", "x", "--files", "9", "--rows", "8"], 2, "error: cannot distribute 8 rows"),
         (["generate", "x", "--rows", "many"], 2, "--rows"),
-        (["profile", "x.tsv", "--label", "click"], 2, "--label and --ignore are for Parquet"),
+        (["profile", "x.tsv", "--label", "click"], 2, "--label and --ignore are for files with"),
         (
             ["profile", "x.tsv", "--out", "absent/s.toml"],
             6,

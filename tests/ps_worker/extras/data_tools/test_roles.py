@@ -110,7 +110,6 @@ CASES = {
     "seen_at": (pa.array(RNG.integers(1_600_000_000, 1_700_000_000, ROWS)), IGNORED, "since 1970"),
     "date": (cycle([DAY, DAY + datetime.timedelta(1)]), IGNORED, "a time"),
     "text time": (cycle(["2026-01-01 10:00", "2026-01-02T11:30:00Z"]), IGNORED, "times"),
-    "struct": (cycle([{"a": 1}, {"a": 2}]), IGNORED, "of type struct"),
     "nothing": (pa.nulls(ROWS), IGNORED, "no value"),
     "nan alone": (cycle([float("nan")]), IGNORED, "no value"),
     "empty lists": (cycle([[], None], pa.list_(pa.int64())), IGNORED, "no value"),

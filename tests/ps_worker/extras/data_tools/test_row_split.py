@@ -1,6 +1,7 @@
 """Splitting into sets: each row once, the ratio, independence of blocks and compression."""
 
 import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import csv, orc
+from pyarrow import csv, feather, orc
+from pyarrow import json as arrow_json
 
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.negative_sampling import row_hash
@@ -265,7 +267,7 @@ def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         split_rows([file], Path(file))
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".orc"])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".orc", ".feather", ".jsonl"])
 def test_files_that_name_their_columns_are_split_as_lines_are(tmp_path: Path, suffix: str) -> None:
     """Every row is once in the set that its number says, and every file has the names of the columns."""
     texts = [f"w{number}" for number in range(1000)]
@@ -279,13 +281,19 @@ def test_files_that_name_their_columns_are_split_as_lines_are(tmp_path: Path, su
             pq.write_table(table, files[-1])
         elif suffix == ".orc":
             orc.write_table(table, files[-1])
+        elif suffix == ".feather":
+            feather.write_feather(table, files[-1], chunksize=70)
+        elif suffix == ".jsonl":
+            lines = [json.dumps(row) + "\n" for row in table.to_pylist()]
+            Path(files[-1]).write_text("".join(lines), encoding="utf-8")
         else:
             with pa.output_stream(files[-1]) as sink:
                 csv.write_csv(table, sink)
 
     sets = split_rows(files, tmp_path / "out", ratio=(3, 1), seed=4, rows_per_file=100)
 
-    read = csv.read_csv if suffix.startswith(".csv") else pq.read_table
+    readers = {".csv": csv.read_csv, ".jsonl": arrow_json.read_json}
+    read = readers.get(suffix.removesuffix(".gz"), pq.read_table)
     for number, each in enumerate(sets):
         tables = [read(str(path)) for path in each.files]
         found = pa.concat_tables(tables)
