@@ -189,7 +189,7 @@ def profile_command(
         names = proposal.schema()
     elif label or ignore:
         raise UsageError(
-            "--label and --ignore are for files with names of columns, without --schema: with one, change its "
+            "--label and --ignore are for files with names of columns and no --schema: with one, change its "
             "columns"
         )
     else:

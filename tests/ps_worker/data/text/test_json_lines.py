@@ -177,7 +177,7 @@ def test_json_that_is_no_object_a_line_is_refused(tmp_path: Path) -> None:
 def test_name_inside_an_object_and_beside_it_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [{"click": 1, "device.os": "x", "device": {"os": "y"}}])
 
-    with pytest.raises(DataError, match=r"column 'device\.os' is in an object and beside it"):
+    with pytest.raises(DataError, match=r"column 'device\.os' occurs twice"):
         read(path)
 
 

@@ -19,6 +19,7 @@ from pyarrow import csv, orc
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CtrPsError, DataError, UsageError
+from ctr_ps.ps_worker.data.columnar.column_values import flat
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools import first_job
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
@@ -756,6 +757,7 @@ def test_every_row_is_read_by_what_was_proposed(
         return
 
     schema = Schema.load(load_job(folder / "job.toml", []).data.schema_source)
+    table = flat(table)
     numbers = [table[each.name].to_pylist() for each in schema.dense]
     good = [
         label
