@@ -1,5 +1,6 @@
 """Registry of file formats, by name and by suffix."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Format = str | MakeReader
 DEFAULT = "criteo"
 
 _HEAD_BYTES = 4096
+_NAME = re.compile(r'"?[^\W\d][^,\t;|"]*"?')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +122,29 @@ def doubt_about(path: str, format: Format | None) -> str:
         return ""
     name = f"{suffix!r} is not a known suffix" if suffix else "its name has no suffix"
     fault = f"{name} ({', '.join(SUFFIXES)})"
-    head = bytearray(_HEAD_BYTES)
-    with open_content(path) as content:
-        text = bytes(head[: content.readinto(memoryview(head))])
+    text = _start_of(path)
     if suffix and b"\0" in text:
         raise DataError(
             f"{path}: {fault}, and its content is not text: convert it to a format with one of these suffixes"
         )
-    line = text.partition(b"\n")[0]
-    has_commas = line.count(b",") > line.count(b"\t")
-    hint = "; its first line has commas: --format csv, of a job data.format" if has_commas else ""
-    return f"{fault}{hint}"
+    return f"{fault}{header_hint(path)}"
+
+
+def header_hint(path: str) -> str:
+    """Returns that a file of text seems to have a header, to end a message; "" if not."""
+    line = _start_of(path).partition(b"\n")[0].decode(errors="replace")
+    names = re.split(r"[,\t;|]", line.strip())
+    is_header = len(names) > 1 and all(_NAME.fullmatch(name) for name in names)
+    what = "looks like a header" if is_header else "has commas"
+    if not is_header and line.count(",") <= line.count("\t"):
+        return ""
+    return f"; its first line {what}: --format csv, of a job data.format"
+
+
+def _start_of(path: str) -> bytes:
+    head = bytearray(_HEAD_BYTES)
+    with open_content(path) as content:
+        return bytes(head[: content.readinto(memoryview(head))])
 
 
 def without_codec(path: str) -> str:

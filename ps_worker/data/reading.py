@@ -14,7 +14,14 @@ from ctr_ps.ps_worker.data.blocks import Block, DataPosition, RowColumnCheck
 from ctr_ps.ps_worker.data.files.content import suffix_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import require_unchanged
-from ctr_ps.ps_worker.data.formats import Format, doubt_about, reader_of
+from ctr_ps.ps_worker.data.formats import (
+    DEFAULT,
+    Format,
+    doubt_about,
+    format_of,
+    header_hint,
+    reader_of,
+)
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 
 logger = logging.getLogger(__name__)
@@ -119,8 +126,10 @@ class Reading:
         )
 
     def _doubt(self, split: FileSplit) -> str:
-        doubt = doubt_about(split.path, self._format)
-        return doubt and f"; {doubt}"
+        if doubt := doubt_about(split.path, self._format):
+            return f"; {doubt}"
+        is_default = self._format is None and format_of(split.path) == DEFAULT
+        return header_hint(split.path) if is_default else ""
 
     def end(self, rows: int) -> None:
         """Ends the pass: logs the number of malformed rows beside that of good `rows`.

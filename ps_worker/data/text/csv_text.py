@@ -1,5 +1,7 @@
 r"""Reader of CSV with a header, one row a line; columns are matched by name.
 
+Fields are separated by what the header has most of: a comma, a tab, ";" or "|".
+
     click,user,age
     1,alice,31
     0,"smith, bob",
@@ -10,6 +12,7 @@ another number of fields. Slot values are bytes and are never decoded; `NULL` is
 """
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -37,6 +40,9 @@ GOOD, FIELDS, QUOTE, RETURN = range(4)
 
 NO_QUOTE = -1
 
+SEPARATORS = ",\t;|"
+_QUOTED = re.compile(r'"[^"]*"')
+
 _NEWLINE, _RETURN = np.uint8(ord("\n")), np.uint8(ord("\r"))
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -61,9 +67,9 @@ class CsvReader(ColumnReader):
         text: _Text | None = None
         for block, position in line_blocks(split, offset):
             if text is None:
-                names, length = self._names(split.path)
-                is_csv = self._header is None
-                text = _Text(split.path, names, self._schema, self._bad_rows, is_csv=is_csv)
+                names, separator, length = self._names(split.path)
+                quote = None if self._header is not None else '"'
+                text = _Text(split.path, names, self._schema, self._bad_rows, separator, quote)
             if position == 0 and length:
                 block, position = block[length:], length  # noqa: PLW2901
             if len(block) and (columns := text.columns(block, position)) is not None:
@@ -72,9 +78,10 @@ class CsvReader(ColumnReader):
     def fields(self, path: str) -> pa.Schema:
         return pa.schema([(name, pa.binary()) for name in self._names(path)[0]])
 
-    def _names(self, path: str) -> tuple[list[str], int]:
+    def _names(self, path: str) -> tuple[list[str], str, int]:
+        """Returns the names, their separator and the bytes of their line."""
         if self._header is not None:
-            return list(self._header), 0
+            return list(self._header), "\t", 0
         with closing(line_blocks(FileSplit(path))) as blocks:
             block, _ = next(blocks, (np.empty(0, np.uint8), 0))
             line = block.tobytes().partition(b"\n")[0]
@@ -82,22 +89,35 @@ class CsvReader(ColumnReader):
             names = line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
+        separator = separator_of(names)
         try:
-            fields = next(csv.reader([names]), [])
+            fields = next(csv.reader([names], delimiter=separator), [])
         except csv.Error as error:  # a carriage return inside the line, a name of over 128 KiB
             raise DataError(f"{path}:1: the header is {shown(line)}: {error}") from error
-        return fields, len(line) + 1
+        return fields, separator, len(line) + 1
+
+
+def separator_of(header: str) -> str:
+    """Returns what a header has most of, outside quotes; a comma without any."""
+    bare = _QUOTED.sub("", header)
+    return max(SEPARATORS, key=bare.count)
 
 
 class _Text:
     """One pass over a split. For one thread."""
 
     def __init__(
-        self, path: str, names: list[str], schema: Schema, bad_rows: BadRows, *, is_csv: bool
+        self,
+        path: str,
+        names: list[str],
+        schema: Schema,
+        bad_rows: BadRows,
+        separator: str,
+        quote: str | None,
     ) -> None:
         self._path = path
         self._num_fields = len(names)
-        self._separator, self._quote = (",", ord('"')) if is_csv else ("\t", NO_QUOTE)
+        self._separator, self._quote = separator, NO_QUOTE if quote is None else ord(quote)
         self._bad_rows = bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
         columns = match_columns(path, fields, schema)
@@ -106,7 +126,7 @@ class _Text:
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
             arrow_csv.ParseOptions(
                 delimiter=self._separator,
-                quote_char='"' if is_csv else False,
+                quote_char=quote or False,
                 ignore_empty_lines=False,
             ),
             arrow_csv.ConvertOptions(

@@ -27,7 +27,7 @@ from ctr_ps.ps_worker.data.columns import slots_only
 from ctr_ps.ps_worker.data.files.content import stored_size_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
-from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, reader_of
+from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, header_hint, reader_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
@@ -38,7 +38,7 @@ SAMPLE_ROWS = 200_000
 _MAX_FILES = 16
 _PIECES_PER_FILE = 8
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-_OTHER_SEPARATORS = ("\t", ";", "|")
+_CRITEO_COLUMNS = (39, 40)  # without and with a label
 _ANY = Schema(dense=(), slots=("-",))
 
 
@@ -120,14 +120,8 @@ def names_of(path: str, format: str | None = None) -> list[str]:
     reader = reader_of(path, _ANY, silent_bad_rows(), name)
     assert isinstance(reader, ColumnReader)
     fields = reader.fields(path)
-    if name == "csv" and len(fields) == 1:
+    if name == "csv" and len(fields) in _CRITEO_COLUMNS:
         _refuse_criteo(path)
-        for separator in _OTHER_SEPARATORS:
-            if separator in fields.names[0]:
-                raise UsageError(
-                    f"{path}: the header is one column, {fields.names[0]!r}, but CSV is separated by commas: "
-                    f"replace {separator!r} with commas"
-                )
     if HASH_VERSION_KEY in (fields.metadata or {}):
         raise UsageError(f"{path}: the file contains keys, which need the schema that made them")
     return list(fields.names)
@@ -147,7 +141,9 @@ def _require_names(path: str, format: str | None) -> None:
     if name == "criteo":
         _refuse_criteo(path)
     if name not in NAMED:
-        fault = doubt_about(path, format) or f"files of format {name!r} have no names of columns"
+        fault = doubt_about(path, format) or (
+            f"files of format {name!r} have no names of columns{header_hint(path)}"
+        )
         raise UsageError(
             f"{path}: {fault}. If its format is one of {', '.join(NAMED)}, give --format; else write a "
             "schema by hand (docs/schema.md)"

@@ -50,7 +50,11 @@ def test_end_of_the_name_tells_the_format(path: str, name: str) -> None:
     ("name", "content", "doubt"),
     [
         ("a.xyz", b"PK", r"^'\.xyz' is not a known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
-        ("a.txt", b"click,user\n1,a\n", r"^'\.txt' .*\); its first line has commas: --format csv"),
+        (
+            "a.txt",
+            b"click,user\n1,a\n",
+            r"^'\.txt' .*\); its first line looks like a header: --format csv",
+        ),
         ("part-0", b"1,a,b\tc\n", r"^its name has no suffix \(.*commas"),
         ("a.txt", b"1\ta,b\tc\n0,1,2,3,4\n", r"^'\.txt' is not a known suffix \([^,]*, [^;]*\)$"),
         ("A.TSV", b"1,2\n", "^$"),

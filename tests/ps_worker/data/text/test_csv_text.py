@@ -57,8 +57,11 @@ def keys_of(*values: bytes) -> list[int]:
         b"\xef\xbb\xbfage,user\n1,a\n2,b\n",
         b'"age","user"\n"1","a"\n2,"b"\n',
         b'x,user,"y,z",age\n,a,"p,q",1\n,b,,2\n',
+        b'age;user;"a,b,c,d"\n1;"a";"x;y,z"\n2;b;\n',
+        b"age\tuser\n1\ta\n2\tb\n",
+        b"age|user\n1|a\n2|b\n",
     ],
-    ids=["plain", "no-end", "crlf", "byte-order-mark", "quoted", "more-columns"],
+    ids=["plain", "no-end", "crlf", "byte-order-mark", "quoted", "more-columns", ";", "tab", "|"],
 )
 def test_header_names_the_columns(tmp_path: Path, text: bytes) -> None:
     blocks = read(write(tmp_path / "a.csv", text))

@@ -50,7 +50,42 @@ def feather(folder: Path) -> Written:
     return [str(folder / "rows.feather")], LOGS
 
 
-@pytest.mark.parametrize("write", [json_lines, feather])
+def tsv_with_a_header(folder: Path) -> Written:
+    columns = {"clicked": LABELS, "user": ids(20, 900), "price": RNG.random(ROWS)}
+    pd.DataFrame(columns).to_csv(folder / "rows.tsv", sep="\t", index=False)
+    return [str(folder / "rows.tsv"), "--format", "csv"], {"slots": ["user"], "dense": ["price"]}
+
+
+def deepctr_criteo(folder: Path) -> Written:
+    numbers = {f"I{i}": RNG.integers(0, 50 * i, ROWS).astype(float) for i in range(1, 14)}
+    values = {f"C{i}": [f"{each:08x}" for each in ids(3 + i, 2**28)] for i in range(1, 27)}
+    frame = pd.DataFrame({"label": LABELS, **numbers, **values})
+    frame.loc[::7, "I1"] = None
+    frame.to_csv(folder / "criteo_sample.txt", index=False)
+    return [str(folder / "criteo_sample.txt"), "--format", "csv"], {
+        "slots": [*values],
+        "dense": [*numbers],
+    }
+
+
+def fuxictr_sequences(folder: Path) -> Written:
+    frame = pd.DataFrame(
+        {
+            "clk": LABELS,
+            "userid": ids(30),
+            "click_sequence": ["^".join(map(str, ids(40)[: 1 + row % 4])) for row in range(ROWS)],
+        }
+    )
+    frame.to_csv(folder / "train.csv", index=False)
+    return [str(folder / "train.csv")], {
+        "slots": ["userid", "click_sequence"],
+        "split": {"click_sequence": "^"},
+    }
+
+
+@pytest.mark.parametrize(
+    "write", [json_lines, feather, tsv_with_a_header, deepctr_criteo, fuxictr_sequences]
+)
 def test_files_train_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Written]
 ) -> None:

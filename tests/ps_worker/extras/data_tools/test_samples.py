@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.extras.data_tools import samples
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 
@@ -39,16 +39,40 @@ def test_files_with_and_without_views_and_dictionaries_are_joined(
     assert sample.columns["x"].to_pylist() == values * 2
 
 
-@pytest.mark.parametrize("separator", ["\t", ";", "|"])
-def test_text_with_another_separator_is_refused_with_its_header(
-    tmp_path: Path, separator: str
-) -> None:
+@pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
+def test_columns_are_separated_as_in_the_header(tmp_path: Path, separator: str) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text(f"click{separator}a\n0{separator}x\n")
+    path.write_text('click,"a;b|c"\n0,x\n'.replace(",", separator))
 
-    fault = f"rows.csv: the header is one column, {f'click{separator}a'!r}, .* {separator!r}"
-    with pytest.raises(UsageError, match=fault.replace("\\", r"\\").replace("|", r"\|")):
-        sample_of([str(path)])
+    sample = sample_of([str(path)])
+
+    assert {name: array.to_pylist() for name, array in sample.columns.items()} == {
+        "click": [b"0"],
+        "a;b|c": [b"x"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        (
+            "a.tsv",
+            "click\tuser",
+            "names of columns; its first line looks like a header: --format csv",
+        ),
+        ("a.txt", "click;user", r"known suffix .* looks like a header: --format csv"),
+        ("a.txt", "1,2", r"known suffix .* has commas: --format csv"),
+        ("a.tsv", "1\t2", r"names of columns\. If its format"),
+        ("a.npz", "\0", r"'\.npz' is not a known suffix"),
+    ],
+)
+def test_option_for_files_without_a_telling_suffix_is_named(
+    tmp_path: Path, name: str, line: str, message: str
+) -> None:
+    (tmp_path / name).write_text(f"{line}\n0\tx\n")
+
+    with pytest.raises((UsageError, DataError), match=message):
+        sample_of([str(tmp_path / name)])
 
 
 def test_sample_of_orc_does_not_hold_whole_stripes(
