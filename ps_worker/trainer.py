@@ -218,7 +218,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             raise UsageError(f"ignore is {ignore!r}, expected a list of names")
         sample = sample_of_table(arrow_table(frame, ignore=ignore))
         proposal = propose(sample, label=label, ignore=ignore)
-        for role in (*proposal.numbers, *proposal.slots):
+        for role in (*proposal.numbers, *proposal.vectors, *proposal.slots):
             logger.info("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
         for role in proposal.ignored:
             logger.warning("column %s is ignored: %s", role.name, role.why)

@@ -14,7 +14,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Self, get_args
 
 import numpy as np
@@ -84,6 +84,7 @@ def refuse_duplicates(kind: str, names: Iterable[str]) -> None:
 
 Transform = Literal["none", "log1p", "min_max", "quantile"]
 
+_MAX_WIDTH = 65_536
 FLOAT32_MAX = 3.4028234663852886e38
 
 _SETTINGS: Mapping[Transform, tuple[str, ...]] = {
@@ -174,6 +175,19 @@ class DenseColumn:
         if self.missing_indicator:
             entry["missing_indicator"] = True
         return entry
+
+    @classmethod
+    def list_from_dict(cls, entry: object) -> list[Self]:
+        """Returns the column of an entry, or those of a vector, `name[0]` and so on, if it has a `width`."""
+        if not isinstance(entry, Mapping) or "width" not in entry:
+            return [cls.from_dict(entry)]
+        column = cls.from_dict({key: each for key, each in entry.items() if key != "width"})
+        width = entry["width"]
+        if type(width) is not int or not 1 <= width <= _MAX_WIDTH:
+            raise column._error(
+                f"width is {width!r}, expected a whole number from 1 to {_MAX_WIDTH}"
+            )
+        return [replace(column, name=f"{column.name}[{index}]") for index in range(width)]
 
     @property
     def span(self) -> tuple[float, float]:

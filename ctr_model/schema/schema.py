@@ -147,8 +147,9 @@ class Schema:
         label, other_labels = _labels(data)
         return cls(
             dense=tuple(
-                DenseColumn.from_dict(entry)
+                column
                 for entry in list_entry("schema: dense", data.get("dense"))
+                for column in DenseColumn.list_from_dict(entry)
             ),
             slots=tuple(
                 text_entry("slots", name) for name in list_entry("schema: slots", data.get("slots"))
@@ -190,9 +191,15 @@ class Schema:
                 pairs = (f"{_toml(slot)} = {_toml(text)}" for slot, text in texts.items())
                 lines += [f"{key} = {{ {', '.join(pairs)} }}", ""]
         lines += ["dense = ["]
-        for column in self.dense:
-            pairs = (f"{key} = {_toml(value)}" for key, value in column.to_dict().items())
-            lines.append(f"    {{ {', '.join(pairs)} }},{noted.get(column.name, '')}")
+        entries = [column.to_dict() for column in self.dense]
+        for base, width in self.vectors.items():
+            first = next(i for i, entry in enumerate(entries) if entry["name"] == f"{base}[0]")
+            parts = [{**entries[first], "name": f"{base}[{i}]"} for i in range(width)]
+            if entries[first : first + width] == parts:  # else they differ in more than their place
+                entries[first : first + width] = [{**entries[first], "name": base, "width": width}]
+        for entry in entries:
+            pairs = (f"{key} = {_toml(value)}" for key, value in entry.items())
+            lines.append(f"    {{ {', '.join(pairs)} }},{noted.get(str(entry['name']), '')}")
         return "\n".join([*lines, "]", ""])
 
     def _names(self) -> dict[str, object]:
@@ -219,6 +226,16 @@ class Schema:
     def features(self) -> tuple[str, ...]:
         """Names of the dense columns, then of the slots."""
         return (*(column.name for column in self.dense), *self.slots)
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Widths of the vectors among the dense columns, by name: those called `name[0]`, `name[1]`, ..."""
+        found: dict[str, int] = {}
+        for column in self.dense:
+            name = column.name.removesuffix("]").rpartition("[")[0]
+            if column.name == f"{name}[{found.get(name, 0)}]":
+                found[name] = found.get(name, 0) + 1
+        return found
 
     @property
     def num_dense(self) -> int:

@@ -57,6 +57,7 @@ class FileColumns:
     row_columns: Mapping[str, str]
     other_labels: Sequence[str]  # names of the other labels to read: all or none
     names: list[str]  # all names to read, without duplicates
+    stored: list[str]  # likewise, but those of vectors for their numbers; see `flat`
     are_keys: bool  # whether slots hold keys instead of values
     has_lists: bool  # whether a slot holds lists
 
@@ -89,7 +90,10 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     has_lists = any(
         slot in schema.split or is_list_type(fields.field(slot).type) for slot in schema.slots
     )
-    return FileColumns(row_columns, other_labels, read, are_keys, has_lists)
+    parts = {f"{name}[{i}]": name for name, width in schema.vectors.items() for i in range(width)}
+    lists = {field.name for field in fields if is_list_type(field.type)}
+    stored = list(dict.fromkeys(parts[n] if parts.get(n) in lists else n for n in read))
+    return FileColumns(row_columns, other_labels, read, stored, are_keys, has_lists)
 
 
 def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]:

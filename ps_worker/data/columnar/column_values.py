@@ -4,7 +4,7 @@ Kernels read an array's buffers: data, bounds of the values in the data, and val
 values that are not null, empty if none is null. An array may be a slice, so offsets apply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,11 +86,16 @@ def is_text_type(kind: pa.DataType) -> bool:
     return kind.id in _TEXTS
 
 
-def flat(table: Any) -> Any:
-    """Returns a table, a record batch or a schema with the fields of structs as columns: `device.os`."""
+def flat(table: Any, vectors: Mapping[str, int] | None = None) -> Any:
+    """Returns a table, a record batch or a schema with the fields of structs as columns: `device.os`.
+
+    Numbers in lists are columns besides, `name[0]` and so on, of `vectors` by name and width; infinite in a
+    list of another length.
+    """
+    vectors = vectors or {}
     if isinstance(table, pa.Schema):
-        return flat(table.empty_table()).schema.with_metadata(table.metadata)
-    if not any(map(pa.types.is_struct, table.schema.types)):
+        return flat(table.empty_table(), vectors).schema.with_metadata(table.metadata)
+    if not vectors and not any(map(pa.types.is_struct, table.schema.types)):
         return table
     names, arrays = list[str](), list[Any]()
 
@@ -104,9 +109,26 @@ def flat(table: Any) -> Any:
 
     for name, array in zip(table.schema.names, table.columns, strict=True):
         add(name, array)
+    for name, width in vectors.items():
+        array = arrays[names.index(name)] if name in names else pa.nulls(0)
+        if is_list_type(array.type) and is_number_type(array.type.value_type):
+            names += [f"{name}[{index}]" for index in range(width)]
+            arrays += map(pa.array, _matrix(array, width).T)
     return (
         type(table).from_arrays(arrays, names=names).replace_schema_metadata(table.schema.metadata)
     )
+
+
+def _matrix(lists: pa.Array, width: int) -> NDArray[np.float64]:
+    """Returns lists of numbers as float64[N, width]; nan for null, inf for a list of another length."""
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False)
+    found = np.full((len(lists), width), np.inf)
+    found[lengths < 0] = np.nan
+    is_kept = np.repeat(lengths == width, np.maximum(lengths, 0))
+    found[lengths == width] = numbers(lists.flatten())[is_kept].reshape(-1, width)
+    return found
 
 
 def without_views(array: pa.Array) -> pa.Array:

@@ -3,7 +3,7 @@
 Offsets are row numbers in the file, from 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -58,7 +58,7 @@ class ParquetReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
-            fields = flat(plain.schema_arrow)
+            fields = flat(plain.schema_arrow, self._schema.vectors)
             columns = match_columns(split.path, fields, self._schema)
             check_types(split.path, fields, self._schema, columns)
             file = pq.ParquetFile(
@@ -69,7 +69,8 @@ class ParquetReader(ColumnReader):
                 page_checksum_verification=True,
             )
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
-            yield from _decoded(file, split, offset or 0, columns, decoder)
+            vectors = self._schema.vectors
+            yield from _decoded(file, split, offset or 0, columns, decoder, vectors)
 
 
 class OrcReader(ColumnReader):
@@ -97,7 +98,7 @@ class OrcReader(ColumnReader):
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         with self.open(split.path) as file:
-            fields = flat(file.schema)
+            fields = flat(file.schema, self._schema.vectors)
             columns = match_columns(split.path, fields, self._schema)
             check_types(split.path, fields, self._schema, columns)
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
@@ -106,13 +107,13 @@ class OrcReader(ColumnReader):
             for stripe in range(file.nstripes)[: split.stop]:
                 if stripe < split.start or stop < offset:
                     # Arrow reveals the number of rows of a stripe only when a column of it is read.
-                    num_rows = len(file.read_stripe(stripe, columns=columns.names[:1]))
+                    num_rows = len(file.read_stripe(stripe, columns=columns.stored[:1]))
                     if stripe < split.start or stop + num_rows <= offset:
                         stop += num_rows
                         continue
-                batch = file.read_stripe(stripe, columns=columns.names)
+                batch = file.read_stripe(stripe, columns=columns.stored)
                 require_valid(batch)
-                batch = flat(batch)
+                batch = flat(batch, self._schema.vectors)
                 for skipped in range(max(offset - stop, 0), len(batch), columns.read_rows):
                     rows = batch.slice(skipped, columns.read_rows)
                     row = stop + skipped
@@ -182,7 +183,12 @@ def require_valid(rows: pa.RecordBatch) -> None:
 
 
 def _decoded(
-    file: pq.ParquetFile, split: FileSplit, offset: int, columns: FileColumns, decoder: Decoder
+    file: pq.ParquetFile,
+    split: FileSplit,
+    offset: int,
+    columns: FileColumns,
+    decoder: Decoder,
+    vectors: Mapping[str, int],
 ) -> Iterator[Columns]:
     stop = 0
     for group in range(file.metadata.num_row_groups)[: split.stop]:
@@ -190,10 +196,10 @@ def _decoded(
         if group < split.start or stop <= offset:
             continue
         for batch in file.iter_batches(
-            columns.read_rows, row_groups=[group], columns=columns.names, use_threads=False
+            columns.read_rows, row_groups=[group], columns=columns.stored, use_threads=False
         ):
             require_valid(batch)
-            batch = flat(batch)  # noqa: PLW2901
+            batch = flat(batch, vectors)  # noqa: PLW2901
             skipped = min(max(offset - row, 0), len(batch))
             row += len(batch)
             if skipped < len(batch):

@@ -150,7 +150,10 @@ class Decoder:
         for name, column in zip(self._dense, dense, strict=True):
             for row in _rows_where(np.isinf(column)):
                 number = shown(batch.column(name)[row].as_py())
-                faults.setdefault(row, f"column {name!r} is {number}, expected a finite number")
+                many = " in a list as long as the schema says" if name.endswith("]") else ""
+                faults.setdefault(
+                    row, f"column {name!r} is {number}, expected a finite number{many}"
+                )
         return faults
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:

@@ -52,17 +52,18 @@ class TableReader(ColumnReader):
         return self._table.schema
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        fields, row = self._table.schema, offset or 0
+        vectors, row = self._schema.vectors, offset or 0
+        fields = flat(self._table.schema, vectors)
         columns = match_columns(split.path, fields, self._schema)
         check_types(split.path, fields, self._schema, columns)
         decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
-        rows = self._table.select(columns.names).slice(row)
+        rows = self._table.select(columns.stored).slice(row)
         for batch in rows.to_batches(max_chunksize=columns.read_rows):
             try:
                 require_valid(batch)
             except pa.ArrowInvalid as error:
                 raise DataError(f"{split.path}: {error}") from error
-            yield decoder.decode(batch, np.arange(row, row + len(batch)))
+            yield decoder.decode(flat(batch, vectors), np.arange(row, row + len(batch)))
             row += len(batch)
 
 
@@ -77,7 +78,7 @@ def arrow_table(
     wanted: set[str | None] = set()
     if schema is not None:
         row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
-        wanted = {*schema.features, *row_columns, *LABEL_NAMES}
+        wanted = {*schema.features, *schema.vectors, *row_columns, *LABEL_NAMES}
     heads = {name.rpartition(".")[0] for name in wanted if name}  # of structs; see `flat`
     names: list[str] = []
     arrays: list[pa.Array | pa.ChunkedArray] = []

@@ -74,7 +74,8 @@ class JsonReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
         head = _head_of(path)
-        names = _table(head).schema.names
+        plain = _table(head).schema.names
+        names = flat(_table(head), schema.vectors).schema.names
         absent = [name for name in schema.features if name not in names]
         for name in absent if head else ():
             logger.warning(
@@ -84,18 +85,20 @@ class JsonReader(ColumnReader):
                 name,
                 did_you_mean(name, names),
             )
-        found = {name: _column_of(name, head, schema) for name in (*names, *absent)}
-        fields = pa.schema([(name, found[name].kind) for name in (*names, *absent)])
+        found = {name: _column_of(name, head, schema) for name in (*plain, *absent)}
+        fields = flat(
+            pa.schema([(name, found[name].kind) for name in (*plain, *absent)]), schema.vectors
+        )
         columns = match_columns(path, fields, schema)
         decoder = Decoder(path, schema, columns, self._bad_rows, lambda at: _place(path, at))
-        read = {name: found[name] for name in columns.names}
+        read = {name: found[name] for name in columns.stored}
         for block, position in line_blocks(split, offset):
             rows, starts, faults = _read(block, read)
             for start, fault in faults:
                 place = _place(path, position + start) if self._bad_rows.is_shown else ""
                 self._bad_rows.add(path, place, fault)
             if len(rows):
-                yield decoder.decode(rows, position + starts)
+                yield decoder.decode(flat(rows, schema.vectors), position + starts)
 
 
 def table_of_lines(lines: Sequence[bytes]) -> pa.Table:
@@ -150,6 +153,8 @@ def _column_of(name: str, head: Sequence[_Row], schema: Schema) -> _Column:
     is_number = name == schema.weight or any(name == each.name for each in schema.dense)
     if bool in kinds and kinds <= {bool, type(None)}:
         return _Column(keys, pa.bool_())
+    if has_lists:
+        return _Column(keys, pa.list_(pa.float64()))
     if is_number or float in kinds:
         return _Column(keys, pa.float64())
     return _Column(keys, pa.string() if str in kinds else pa.int64())

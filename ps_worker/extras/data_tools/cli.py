@@ -347,7 +347,8 @@ def _print_proposal(console: Console, proposal: Proposal) -> None:
 
     if label := proposal.label:
         add(label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1")
-    taken = {"number": proposal.numbers, "slot": proposal.slots, "ignored": proposal.ignored}
+    taken = {"number": proposal.numbers, "vector": proposal.vectors, "slot": proposal.slots}
+    taken |= {"ignored": proposal.ignored}
     for role, columns in taken.items():
         for column in columns:
             add(column.name, role, column.why)

@@ -123,7 +123,7 @@ def _place_of(path: str) -> str:
 def _schema_text(first: FirstJob) -> str:
     proposal = first.proposal
     comments = {each.name: each.why for each in proposal.numbers}
-    comments |= {each.name: each.why for each in proposal.slots}
+    comments |= {each.name: each.why for each in (*proposal.slots, *proposal.vectors)}
     if proposal.label is not None:
         comments[proposal.label.name] = f"0 and 1, {proposal.label.click_rate:.2%} are 1"
     comments = {name: _line(comment) for name, comment in comments.items()}

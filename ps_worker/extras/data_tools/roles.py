@@ -110,6 +110,13 @@ class Slot(Role):
     separator: str = ""  # of lists in its text; "": each text is one value
 
 
+@dataclass(frozen=True, slots=True)
+class Vector(Role):
+    """Lists of so many numbers, which are dense columns as they are."""
+
+    width: int
+
+
 class Ignored(Role):
     """A column that is left out."""
 
@@ -121,6 +128,7 @@ class Proposal:
     label: Label | None  # None: no label was asked for, and none was found
     no_label: str = ""  # why there is no label, with the candidates; "" if there is one
     numbers: tuple[Number, ...] = ()  # in the order of the files, as slots are
+    vectors: tuple[Vector, ...] = ()
     slots: tuple[Slot, ...] = ()
     ignored: tuple[Ignored, ...] = ()  # likewise, then what cannot be used at all
     # names of the ignored columns that predict the label almost perfectly
@@ -135,8 +143,13 @@ class Proposal:
                 f"one{'; ignored are ' + listed if listed else ''}: write a schema by hand "
                 "(docs/schema.md)"
             )
+        vectors = [
+            DenseColumn(name=f"{vector.name}[{index}]")
+            for vector in self.vectors
+            for index in range(vector.width)
+        ]
         return Schema(
-            dense=tuple(number.column for number in self.numbers),
+            dense=(*(number.column for number in self.numbers), *vectors),
             slots=tuple(slot.name for slot in self.slots),
             split={slot.name: slot.separator for slot in self.slots if slot.separator},
             label=None if self.label is None else self.label.name,
@@ -192,6 +205,7 @@ def propose(
         label=chosen,
         no_label=no_label,
         numbers=tuple(role for role in roles if isinstance(role, Number)),
+        vectors=tuple(role for role in roles if isinstance(role, Vector)),
         slots=tuple(role for role in roles if isinstance(role, Slot)),
         ignored=tuple(role for role in roles if isinstance(role, Ignored)),
         leaks=tuple(leaks),
@@ -225,11 +239,16 @@ def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
 
 
 def _role_of_lists(name: str, array: pa.Array) -> Role:
-    if not is_slot_type(array.type):
-        return Ignored(
-            name, f"lists of {array.type.value_type}: a slot takes text or whole numbers"
-        )
     values = array.flatten()
+    lengths = pc.unique(pc.list_value_length(array).drop_null())
+    if not is_slot_type(array.type):
+        is_vector = is_number_type(values.type) and len(lengths) == 1 and lengths[0].as_py() > 0
+        if is_vector and np.isfinite(numbers(values.drop_null())).all():
+            return Vector(name, f"lists of {lengths[0]} numbers, not scaled", lengths[0].as_py())
+        return Ignored(
+            name,
+            f"lists of {values.type}: a slot takes text or whole numbers, dense columns lists of one length",
+        )
     if values.null_count == len(values):
         return Ignored(name, "no value in the sampled rows")
     return Slot(

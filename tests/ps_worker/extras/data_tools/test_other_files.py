@@ -83,8 +83,19 @@ def fuxictr_sequences(folder: Path) -> Written:
     }
 
 
+def fuxictr_embeddings(folder: Path) -> Written:
+    embeddings = RNG.random((ROWS, 4)).round(3).tolist()
+    frame = pd.DataFrame({"click": LABELS, "item_id": ids(20), "image_emb": embeddings})
+    frame.to_parquet(folder / "train.parquet")
+    return [str(folder / "train.parquet")], {
+        "slots": ["item_id"],
+        "dense": [f"image_emb[{index}]" for index in range(4)],
+    }
+
+
 @pytest.mark.parametrize(
-    "write", [json_lines, feather, tsv_with_a_header, deepctr_criteo, fuxictr_sequences]
+    "write",
+    [json_lines, feather, tsv_with_a_header, deepctr_criteo, fuxictr_sequences, fuxictr_embeddings],
 )
 def test_files_train_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Written]

@@ -28,6 +28,7 @@ from ctr_ps.ps_worker.extras.data_tools.roles import (
     Number,
     Proposal,
     Slot,
+    Vector,
     propose,
     why_numbers_are_times,
     why_text_is_time,
@@ -64,15 +65,19 @@ def write(path: Path, table: pa.Table) -> None:
         csv.write_csv(table, path)
 
 
-def role_in(proposal: Proposal, name: str) -> Number | Slot | Ignored:
+def role_in(proposal: Proposal, name: str) -> Number | Slot | Vector | Ignored:
     (role,) = [
         *(each for each in proposal.numbers if each.column.name == name),
-        *(each for each in (*proposal.slots, *proposal.ignored) if each.name == name),
+        *(
+            each
+            for each in (*proposal.slots, *proposal.vectors, *proposal.ignored)
+            if each.name == name
+        ),
     ]
     return role
 
 
-NUMBER, SLOT, IGNORED = Number, Slot, Ignored
+NUMBER, SLOT, IGNORED, VECTOR = Number, Slot, Ignored, Vector
 CASES = {
     "text": (cycle(["a", "b", None, ""]), SLOT, "text, 3 distinct"),
     "large text": (cycle(["a", "b"], pa.large_string()), SLOT, "text"),
@@ -114,7 +119,10 @@ CASES = {
     "nothing": (pa.nulls(ROWS), IGNORED, "no value"),
     "nan alone": (cycle([float("nan")]), IGNORED, "no value"),
     "empty lists": (cycle([[], None], pa.list_(pa.int64())), IGNORED, "no value"),
-    "number lists": (cycle([[0.5], [1.5]]), IGNORED, "lists of double"),
+    "vectors": (cycle([[0.5, 1], [1.5, 2], None]), VECTOR, "lists of 2 numbers, not scaled"),
+    "fixed vectors": (cycle([[0.5], [1.5]], pa.list_(pa.float32(), 1)), VECTOR, "of 1 numbers"),
+    "number lists": (cycle([[0.5], [1.5, 2]]), IGNORED, "lists of double: .* of one length"),
+    "infinite lists": (cycle([[0.5], [float("inf")]]), IGNORED, "lists of double"),
     "nested lists": (cycle([[[1]], [[2]]]), IGNORED, "lists of list"),
     "event_time": (pa.array(RNG.integers(16 * 10**17, 17 * 10**17, ROWS)), IGNORED, "since 1970"),
     "one name or none": (cycle([1, None]), SLOT, "only 1 value"),
