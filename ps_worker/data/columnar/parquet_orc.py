@@ -3,7 +3,7 @@
 Offsets are row numbers in the file, from 0.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pyarrow import orc
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
 from ctr_ps.ps_worker.data.columnar.column_values import (
     buffer_view,
     flat,
@@ -58,19 +57,15 @@ class ParquetReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
-            fields = flat(plain.schema_arrow, self._schema.vectors)
-            columns = match_columns(split.path, fields, self._schema)
-            check_types(split.path, fields, self._schema, columns)
+            decoder = Decoder(split.path, plain.schema_arrow, self._schema, self._bad_rows)
             file = pq.ParquetFile(
                 source,
                 metadata=plain.metadata,
-                read_dictionary=_dictionary_columns(plain, fields, columns),
+                read_dictionary=_dictionary_columns(plain, decoder),
                 pre_buffer=False,  # True reads all row groups ahead
                 page_checksum_verification=True,
             )
-            decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
-            vectors = self._schema.vectors
-            yield from _decoded(file, split, offset or 0, columns, decoder, vectors)
+            yield from _decoded(file, split, offset or 0, decoder)
 
 
 class OrcReader(ColumnReader):
@@ -98,10 +93,8 @@ class OrcReader(ColumnReader):
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         with self.open(split.path) as file:
-            fields = flat(file.schema, self._schema.vectors)
-            columns = match_columns(split.path, fields, self._schema)
-            check_types(split.path, fields, self._schema, columns)
-            decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
+            decoder = Decoder(split.path, file.schema, self._schema, self._bad_rows)
+            columns = decoder.columns
             offset = offset or 0
             stop = 0
             for stripe in range(file.nstripes)[: split.stop]:
@@ -113,7 +106,6 @@ class OrcReader(ColumnReader):
                         continue
                 batch = file.read_stripe(stripe, columns=columns.stored)
                 require_valid(batch)
-                batch = flat(batch, self._schema.vectors)
                 for skipped in range(max(offset - stop, 0), len(batch), columns.read_rows):
                     rows = batch.slice(skipped, columns.read_rows)
                     row = stop + skipped
@@ -183,14 +175,9 @@ def require_valid(rows: pa.RecordBatch) -> None:
 
 
 def _decoded(
-    file: pq.ParquetFile,
-    split: FileSplit,
-    offset: int,
-    columns: FileColumns,
-    decoder: Decoder,
-    vectors: Mapping[str, int],
+    file: pq.ParquetFile, split: FileSplit, offset: int, decoder: Decoder
 ) -> Iterator[Columns]:
-    stop = 0
+    columns, stop = decoder.columns, 0
     for group in range(file.metadata.num_row_groups)[: split.stop]:
         row, stop = stop, stop + file.metadata.row_group(group).num_rows
         if group < split.start or stop <= offset:
@@ -199,7 +186,6 @@ def _decoded(
             columns.read_rows, row_groups=[group], columns=columns.stored, use_threads=False
         ):
             require_valid(batch)
-            batch = flat(batch, vectors)  # noqa: PLW2901
             skipped = min(max(offset - row, 0), len(batch))
             row += len(batch)
             if skipped < len(batch):
@@ -212,12 +198,13 @@ def _decoded(
             )
 
 
-def _dictionary_columns(file: pq.ParquetFile, fields: pa.Schema, columns: FileColumns) -> list[str]:
+def _dictionary_columns(file: pq.ParquetFile, decoder: Decoder) -> list[str]:
     """Returns the text columns to read as dictionaries, judging by the first row group."""
     if not file.metadata.num_row_groups:
         return []
     # Only of the columns to read: pyarrow ends the process on a chunk with damaged metadata.
-    texts = {name for name in columns.names if is_text_type(fields.field(name).type)}
+    names, fields = decoder.columns.names, decoder.fields
+    texts = {name for name in names if is_text_type(fields.field(name).type)}
     leaves = {file.schema.column(i).path: i for i in range(len(file.schema))}
     group = file.metadata.row_group(0)
     chunks = {name: group.column(leaves[name]) for name in texts if name in leaves}

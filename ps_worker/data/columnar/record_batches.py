@@ -1,6 +1,5 @@
 """Arrow record batches to blocks of rows, for all formats with named columns.
 
-schema, columns of a file --match_columns--> FileColumns
 record batch --Decoder.decode--> Columns --blocks_of--> Block | Block ...
 """
 
@@ -19,10 +18,11 @@ from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Block, offsets_of, without_rows
-from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns
+from ctr_ps.ps_worker.data.columnar.column_matching import check_types, match_columns
 from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyColumn,
     KeyLists,
+    flat,
     group_keys,
     numbers,
     ready_keys,
@@ -86,29 +86,38 @@ class Decoder:
     def __init__(
         self,
         path: str,
+        fields: pa.Schema,
         schema: Schema,
-        columns: FileColumns,
         bad_rows: BadRows,
         place: Callable[[int], str] | None = None,
     ) -> None:
-        """Takes the columns of a file; `place` formats an offset for messages, by default a row number."""
+        """Takes the columns of a file; `place` formats an offset of text for messages.
+
+        Without it the offset is a row number, and types are those of the values, to be checked. Raises a
+        DataError that names a missing or ambiguous column, or one of another type.
+        """
+        self.fields = flat(fields, schema.vectors)
+        self.columns = columns = match_columns(path, self.fields, schema)
+        if place is None:
+            check_types(path, self.fields, schema, columns)
+        self._vectors = schema.vectors
         self._path = path
         self._dense = [column.name for column in schema.dense]
         self._slots = schema.slots
         self._split = {} if columns.are_keys else schema.split
-        self._columns = columns
         self._bad_rows = bad_rows
         self._place = place or (lambda offset: f"row {offset + 1}")
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
         """Returns the good rows of `batch`, at positions `offsets` int64[N], and counts malformed ones."""
+        batch = flat(batch, self._vectors)
         batch = pa.RecordBatch.from_arrays(
             [without_views(column) for column in batch.columns], names=batch.schema.names
         )
         named = {
-            key: _READ[key](batch.column(name)) for key, name in self._columns.row_columns.items()
+            key: _READ[key](batch.column(name)) for key, name in self.columns.row_columns.items()
         }
-        others = [numbers(batch.column(name)) for name in self._columns.other_labels]
+        others = [numbers(batch.column(name)) for name in self.columns.other_labels]
         dense = [numbers(batch.column(name)) for name in self._dense]
         faults = self._faults(batch, named, others, dense)
         row_columns = {
@@ -121,7 +130,7 @@ class Decoder:
             row_columns=row_columns,
             numbers=dense,
             slots=[self._slot(name, batch.column(name)) for name in self._slots],
-            are_keys=self._columns.are_keys,
+            are_keys=self.columns.are_keys,
             offsets=offsets,
             count_bad=self._count,
         )
@@ -141,9 +150,9 @@ class Decoder:
         faults: dict[int, str] = {}
         for key, (is_fault, kind, expected) in _FAULTS.items():
             for row in _rows_where(is_fault(named[key])) if key in named else ():
-                value = shown(batch.column(self._columns.row_columns[key])[row].as_py())
+                value = shown(batch.column(self.columns.row_columns[key])[row].as_py())
                 faults.setdefault(row, f"the {kind} is {value}, expected {expected}")
-        for name, column in zip(self._columns.other_labels, others, strict=True):
+        for name, column in zip(self.columns.other_labels, others, strict=True):
             for row in _rows_where(_is_no_label(column)):
                 value = shown(batch.column(name)[row].as_py())
                 faults.setdefault(row, f"the label {name!r} is {value}, expected 0 or 1")

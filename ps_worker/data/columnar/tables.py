@@ -12,9 +12,7 @@ from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.column_matching import (
     HASH_VERSION_KEY,
     LABEL_NAMES,
-    check_types,
     kinds_of_values,
-    match_columns,
 )
 from ctr_ps.ps_worker.data.columnar.column_values import (
     flat,
@@ -52,18 +50,15 @@ class TableReader(ColumnReader):
         return self._table.schema
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        vectors, row = self._schema.vectors, offset or 0
-        fields = flat(self._table.schema, vectors)
-        columns = match_columns(split.path, fields, self._schema)
-        check_types(split.path, fields, self._schema, columns)
-        decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
-        rows = self._table.select(columns.stored).slice(row)
-        for batch in rows.to_batches(max_chunksize=columns.read_rows):
+        decoder = Decoder(split.path, self._table.schema, self._schema, self._bad_rows)
+        row = offset or 0
+        rows = self._table.select(decoder.columns.stored).slice(row)
+        for batch in rows.to_batches(max_chunksize=decoder.columns.read_rows):
             try:
                 require_valid(batch)
             except pa.ArrowInvalid as error:
                 raise DataError(f"{split.path}: {error}") from error
-            yield decoder.decode(flat(batch, vectors), np.arange(row, row + len(batch)))
+            yield decoder.decode(batch, np.arange(row, row + len(batch)))
             row += len(batch)
 
 

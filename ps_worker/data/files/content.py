@@ -3,9 +3,8 @@
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import RawIOBase
 from pathlib import Path, PurePath
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import IO, BinaryIO, Protocol, cast
 
 import pyarrow as pa
 
@@ -16,7 +15,6 @@ CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 _OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".z", ".zip")
 _SKIP_BYTES = 1 << 18
-_SHORT_READ = 1 << 12
 _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messages begin
 
 
@@ -62,21 +60,6 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
                 yield stream
 
 
-def stored_size_of(path: str, num_bytes: int) -> int:
-    """Returns the stored size of the first `num_bytes` of content, rounded up to 4 KiB; raises DataError."""
-    codec = CODECS.get(suffix_of(path))
-    if codec is None:
-        return num_bytes
-    with (
-        file_errors(path),
-        _damage_named(path, codec),
-        open_file(path) as file,
-        pa.CompressedInputStream(_ShortReads(file), codec) as stream,
-    ):
-        _skip(stream, num_bytes)
-        return file.tell()
-
-
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a temporary file for writing; renames it to `path` at the end, or removes it on an error."""
@@ -105,19 +88,6 @@ def open_to_write(path: Path) -> BinaryIO:
     if path.suffix.lower() == ".zst":
         return cast("BinaryIO", pa.output_stream(str(path), compression="zstd"))
     return path.open("wb")
-
-
-class _ShortReads(RawIOBase):
-    """A file of which a decompressor cannot read far ahead."""
-
-    def __init__(self, file: RawIOBase) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        return self._file.readinto(memoryview(buffer)[:_SHORT_READ])
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.column_matching import match_columns
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder, shown
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
@@ -120,8 +119,8 @@ class _Text:
         self._separator, self._quote = separator, NO_QUOTE if quote is None else ord(quote)
         self._bad_rows = bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
-        columns = match_columns(path, fields, schema)
-        self._decoder = Decoder(path, schema, columns, bad_rows, self._place)
+        self._decoder = Decoder(path, fields, schema, bad_rows, self._place)
+        columns = self._decoder.columns
         self._options = (
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
             arrow_csv.ParseOptions(

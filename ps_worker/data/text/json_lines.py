@@ -22,7 +22,6 @@ from pyarrow import json as arrow_json
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, did_you_mean
-from ctr_ps.ps_worker.data.columnar.column_matching import match_columns
 from ctr_ps.ps_worker.data.columnar.column_values import flat, is_list_type, is_slot_type
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -79,26 +78,22 @@ class JsonReader(ColumnReader):
         absent = [name for name in schema.features if name not in names]
         for name in absent if head else ():
             logger.warning(
-                "no row at the start of a file has a column, it is read as missing there: file=%s "
-                "column=%s%s",
+                "no row at the start of %s has %r: read as missing%s",
                 path,
                 name,
                 did_you_mean(name, names),
             )
         found = {name: _column_of(name, head, schema) for name in (*plain, *absent)}
-        fields = flat(
-            pa.schema([(name, found[name].kind) for name in (*plain, *absent)]), schema.vectors
-        )
-        columns = match_columns(path, fields, schema)
-        decoder = Decoder(path, schema, columns, self._bad_rows, lambda at: _place(path, at))
-        read = {name: found[name] for name in columns.stored}
+        fields = pa.schema([(name, found[name].kind) for name in (*plain, *absent)])
+        decoder = Decoder(path, fields, schema, self._bad_rows, lambda at: _place(path, at))
+        read = {name: found[name] for name in decoder.columns.stored}
         for block, position in line_blocks(split, offset):
             rows, starts, faults = _read(block, read)
             for start, fault in faults:
                 place = _place(path, position + start) if self._bad_rows.is_shown else ""
                 self._bad_rows.add(path, place, fault)
             if len(rows):
-                yield decoder.decode(flat(rows, schema.vectors), position + starts)
+                yield decoder.decode(rows, position + starts)
 
 
 def table_of_lines(lines: Sequence[bytes]) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ctr_ps.ps_worker.data.columnar.column_values import flat
+from ctr_ps.ps_worker.data.columnar.column_values import flat, without_views
 from ctr_ps.ps_worker.data.columnar.parquet_orc import (
     ArrowReader,
     OrcReader,
@@ -24,7 +25,7 @@ from ctr_ps.ps_worker.data.columnar.parquet_orc import (
 )
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 from ctr_ps.ps_worker.data.columns import slots_only
-from ctr_ps.ps_worker.data.files.content import stored_size_of
+from ctr_ps.ps_worker.data.files.content import CODECS, suffix_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
 from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, header_hint, reader_of
@@ -37,7 +38,6 @@ SAMPLE_ROWS = 200_000
 
 _MAX_FILES = 16
 _PIECES_PER_FILE = 8
-_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _CRITEO_COLUMNS = (39, 40)  # without and with a label
 _ANY = Schema(dense=(), slots=("-",))
 
@@ -213,7 +213,7 @@ def _json_rows(split: FileSplit) -> _Rows:
 def _text_pieces(path: str, num_rows: int, rows_of: Callable[[FileSplit], _Rows]) -> _Pieces:
     splits = line_splits(path, _PIECES_PER_FILE)
     tables: list[pa.Table] = []
-    read, is_complete = 0, True
+    read, is_complete = 0.0, True
     for split in splits:
         wanted = -(-num_rows // len(splits))
         for rows, offsets in rows_of(split):
@@ -230,8 +230,18 @@ def _text_pieces(path: str, num_rows: int, rows_of: Callable[[FileSplit], _Rows]
         else:
             read += (split.stop or size_of(path)) - split.start
             continue
-        read += stored_size_of(path, last) - split.start
+        read += _stored(path, last) - split.start
     return _Pieces(tables, 1.0 if is_complete else read / max(size_of(path), 1), is_complete)
+
+
+def _stored(path: str, num_bytes: int) -> float:
+    """Returns the stored size of bytes of content; estimated by the first ones of compressed text."""
+    codec = CODECS.get(suffix_of(path))
+    if codec is None:
+        return num_bytes
+    with closing(line_blocks(FileSplit(path))) as blocks:
+        block, _ = next(blocks)
+        return num_bytes * len(pa.compress(block, codec, asbytes=True)) / len(block)
 
 
 def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
@@ -289,18 +299,13 @@ def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Ar
 
 def _plain(array: pa.Array) -> pa.Array:
     """Returns the values without dictionaries and views, for which Arrow lacks many functions."""
-    kind = _plain_type(array.type)
-    return array if kind == array.type else array.cast(kind)
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+    array = without_views(array)
+    kind = array.type
     if pa.types.is_dictionary(kind):
-        return kind.value_type
-    if kind in _VIEWS:
-        return _VIEWS[kind]
-    if _is_list(kind) and (value := _plain_type(kind.value_type)) != kind.value_type:
-        return pa.list_(value)
-    return kind
+        return array.cast(kind.value_type)
+    if _is_list(kind) and pa.types.is_dictionary(kind.value_type):
+        return array.cast(pa.list_(kind.value_type.value_type))
+    return array
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -164,7 +164,7 @@ def test_column_that_no_row_has_is_missing_and_told(
 
     told = [each for each in caplog.messages if "no row at the start" in each]
     assert len(told) == 3
-    assert "column=user, did you mean 'usr'?" in told[1]
+    assert "has 'user': read as missing, did you mean 'usr'?" in told[1]
 
 
 def test_json_that_is_no_object_a_line_is_refused(tmp_path: Path) -> None:
