@@ -43,7 +43,7 @@ SEPARATORS = ",\t;|"
 _QUOTED = re.compile(r'"[^"]*"')
 
 _NEWLINE, _RETURN = np.uint8(ord("\n")), np.uint8(ord("\r"))
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class CsvReader(ColumnReader):
@@ -85,7 +85,7 @@ class CsvReader(ColumnReader):
             block, _ = next(blocks, (np.empty(0, np.uint8), 0))
             line = block.tobytes().partition(b"\n")[0]
         try:
-            names = line.removeprefix(_BYTE_ORDER_MARK).decode()
+            names = line.removeprefix(BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
         separator = separator_of(names)

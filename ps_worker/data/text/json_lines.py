@@ -101,6 +101,24 @@ def table_of_lines(lines: Sequence[bytes]) -> pa.Table:
     return _table([row for line in lines if (row := _row_of(line)) is not None])
 
 
+def text_in(line: bytes, name: str) -> bytes | None:
+    """Returns a column of a line as text, numbers as JSON; None if it is missing."""
+    row = _row_of(line) or {}
+    value = _found(row, (name,) if name in row else name.split("."))
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="surrogateescape")
+
+
+def _found(row: _Row, keys: Sequence[str]) -> Any:
+    """Returns a value in an object; None if it or an object around it is missing."""
+    value: Any = row
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def _table(rows: Sequence[_Row]) -> pa.Table:
     table = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -129,12 +147,7 @@ def _head_of(path: str) -> list[_Row]:
 def _column_of(name: str, head: Sequence[_Row], schema: Schema) -> _Column:
     is_key = any(name in row for row in head)
     keys = (name,) if is_key else tuple(name.split("."))
-    values = list[Any]()
-    for row in head:
-        value: Any = row
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        values.append(value)
+    values = [_found(row, keys) for row in head]
     has_lists = any(isinstance(each, list) for each in values)
     kinds = {
         type(each)

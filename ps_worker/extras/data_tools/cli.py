@@ -28,6 +28,7 @@ from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import has_named_columns
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
 from ctr_ps.ps_worker.extras.data_tools.generate import (
@@ -264,6 +265,11 @@ def split_command(
     ratio: Annotated[
         str, typer.Option(help="Ratio train:validation or train:validation:test.")
     ] = "9:1",
+    by: Annotated[str, typer.Option(help="Column that tells the test set, such as a time.")] = "",
+    test: Annotated[str, typer.Option(help="Least value of --by in the test set.")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option(help="Rows to keep, as 'clicks > 0'; repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the assignment.")] = 1,
     rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = (
         ROWS_PER_FILE
@@ -282,8 +288,10 @@ def split_command(
     """Split the rows of files into a training, a validation and, optionally, a test set.
 
     A hash of the seed and the row number, over all files in natural order, chooses the set of a row, so the
-    result is deterministic. Replaces the sets of an earlier call.
+    result is deterministic; with --by and --test its value does. Replaces the sets of an earlier call.
     """
+    if bool(by) != bool(test):
+        raise UsageError("--by and --test belong together: --by event_time --test 2026-11-07")
     sets = split_rows(
         sorted(matching_files(patterns), key=natural_order),
         out,
@@ -292,6 +300,8 @@ def split_command(
         rows_per_file=rows_per_file,
         suffix=suffix,
         format=format_name or None,
+        by=Condition(by, ">=", test) if by else None,
+        where=[Condition.parse(each) for each in where or []],
     )
     for each in sets:
         typer.echo(

@@ -6,6 +6,7 @@ The set of a row is determined by a hash of the seed and its number over all fil
 the given ratio in expectation.
 """
 
+import csv
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
+from ctr_ps.ps_worker.data.columnar.column_values import flat
 from ctr_ps.ps_worker.data.columnar.parquet_orc import (
     ArrowReader,
     OrcReader,
@@ -28,9 +30,12 @@ from ctr_ps.ps_worker.data.columnar.parquet_orc import (
 )
 from ctr_ps.ps_worker.data.files.content import open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import SUFFIXES, format_of, require_format
+from ctr_ps.ps_worker.data.formats import NAMED, SUFFIXES, format_of, require_format
 from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
+from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK, separator_of
+from ctr_ps.ps_worker.data.text.json_lines import text_in
 from ctr_ps.ps_worker.data.text.text_reader import line_blocks
+from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +45,7 @@ ROWS_PER_FILE = 1_000_000
 _NEWLINE = np.uint8(ord("\n"))
 _TABLES = ("parquet", "orc", "arrow")
 _TABLE_ROWS = 1 << 18  # read at once, and dealt to row groups
+_NO_SET = -1
 _OWN_NAME = re.compile(r"part-\d{5}\..+")
 
 
@@ -63,12 +69,16 @@ def split_rows(
     rows_per_file: int = ROWS_PER_FILE,  # rows of all files of a set but the last
     suffix: str = "",  # of the sets' files, as ".tsv.zst"; "": that of the format
     format: str | None = None,  # of `files`; None: determined by the suffix
+    # by what rows belong to a set "test", the others to "train", in files that name their columns;
+    # None: by ratio and hash
+    by: Condition | None = None,
+    where: Sequence[Condition] = (),  # what the rows of all sets fulfil
 ) -> list[WrittenSet]:
     """Writes the sets, which replace those of an earlier call once all files are complete.
 
     Raises:
-        UsageError: If ratio, seed, rows_per_file, suffix or format are invalid, or a set's folder has files
-            that this function did not write.
+        UsageError: If ratio, seed, rows_per_file, suffix, format or a condition are invalid, or a set's
+            folder has files that this function did not write.
         DataError: If a file cannot be read, files have different columns, or a set would be empty.
     """
     if format:
@@ -76,7 +86,7 @@ def split_rows(
     kinds = {path: format or format_of(path) for path in files}
     suffix = suffix or _suffix_for(files[0], kinds[files[0]])
     _require_options(ratio, seed, rows_per_file, suffix)
-    folders = [folder / name for name in SETS[: len(ratio)]]
+    folders = [folder / name for name in (("train", "test") if by else SETS[: len(ratio)])]
     for path, kind in kinds.items():
         _require_same_format(path, kind, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
@@ -95,13 +105,13 @@ def split_rows(
             writers = [
                 stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
             ]
-            _deal(kinds, seed, _limits(ratio), writers)
+            _deal(kinds, seed, _limits(ratio), writers, by, where)
             num_rows = sum(writer.rows for writer in writers)
             for writer in writers:
                 if writer.rows == 0:
                     raise DataError(
                         f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
-                        "use more rows, or another ratio"
+                        "use more rows, or another ratio or condition"
                     )
             return [
                 WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
@@ -162,7 +172,12 @@ def _sets_of_rows(
 
 
 def _deal(
-    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+    files: Mapping[str, str],
+    seed: int,
+    limits: NDArray[np.uint64],
+    writers: Sequence["_SetWriter"],
+    by: Condition | None,
+    where: Sequence[Condition],
 ) -> None:
     first_row = 0
     fields: pa.Schema | None = None
@@ -183,11 +198,43 @@ def _deal(
                     f"{path}: its columns differ from those of {first}: split them separately"
                 )
             sets = _sets_of_rows(seed, first_row, len(rows), limits)
+            if by is not None:
+                sets = by.rows(_column(path, kind, header, rows, by.column)).astype(np.int8)
+            for each in where:
+                sets[~each.rows(_column(path, kind, header, rows, each.column))] = _NO_SET
             first_row += len(rows)
             for number, writer in enumerate(writers):
                 writer.write(rows.filter(pa.array(sets == number)))
         if first_row == row_before:
             logger.warning("a file has no rows: file=%s", path)
+
+
+def _column(path: str, kind: str, header: bytes, rows: pa.Table, name: str) -> pa.Array:
+    """Returns a column of rows; of lines its texts, null where there is none."""
+    if kind == "json":
+        return pa.array([text_in(line, name) for line in rows["line"].to_pylist()], pa.binary())
+    if kind not in NAMED:
+        raise UsageError(
+            f"{path}: files of format {kind!r} have no column {name!r} to choose rows by"
+        )
+    if kind == "csv":
+        lines = [
+            line.decode("latin-1")
+            for line in (header.removeprefix(BYTE_ORDER_MARK), *rows["line"].to_pylist())
+        ]
+        separator = separator_of(lines[0])
+        names, *cells = (next(csv.reader([line], delimiter=separator), [""]) for line in lines)
+        names = [each.encode("latin-1").decode(errors="replace") for each in names]
+    else:
+        rows = flat(rows)
+        names = rows.column_names
+    if name not in names:
+        raise UsageError(f"{path}: no column {name!r}{did_you_mean(name, names)}")
+    place = names.index(name)
+    if kind != "csv":
+        return rows.column(place).combine_chunks()
+    texts = [row[place].encode("latin-1") or None if place < len(row) else None for row in cells]
+    return pa.array(texts, pa.binary())
 
 
 def _header_of(path: str, kind: str) -> bytes:

@@ -1,0 +1,156 @@
+"""Rows chosen by a comparison: what `--by`, `--test` and `--where` of `ps-data split` keep."""
+
+import datetime
+import itertools
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv, feather
+from typer.testing import CliRunner
+
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.extras.data_tools.cli import app
+from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
+from ctr_ps.ps_worker.extras.data_tools.row_split import split_rows
+
+OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+DAY = datetime.datetime(2026, 11, 7, 10, 30)
+
+
+@given(
+    values=st.lists(st.none() | st.integers(-3, 3) | st.sampled_from([0.5, 2.25]), max_size=9),
+    other=st.sampled_from([-1, 0, 0.5, 2]),
+    name=st.sampled_from(list(OPERATORS)),
+    is_text=st.booleans(),
+)
+def test_numbers_compare_as_numbers(
+    values: list[float | None], other: float, name: str, is_text: bool
+) -> None:
+    texts = [None if each is None else str(each) for each in values]
+    array = (
+        pa.array([*texts, "x"], pa.string()) if is_text else pa.array([*values, None], pa.float64())
+    )
+
+    found = Condition.parse(f"price{name}{other}").rows(array).tolist()
+
+    expected = [each is not None and OPERATORS[name](each, other) for each in values]
+    assert found == [*expected, False]
+
+
+@pytest.mark.parametrize(
+    ("array", "condition", "expected"),
+    [
+        (pa.array([DAY, None]), "t >= 2026-11-07", [True, False]),
+        (pa.array([DAY], pa.timestamp("s", "UTC")), "t < 2026-11-07 10:30:01", [True]),
+        (pa.array([DAY.date()]), "t > 2026-11-07", [False]),
+        (pa.array(["2026-11-07 10:00", "2026-1"]), "t >= 2026-11-07", [True, False]),
+        (pa.array(["b", "a", None]).dictionary_encode(), "t == a", [False, True, False]),
+        (pa.array(["ä", "b"], pa.string_view()), " t  !=  b ", [True, False]),
+        (pa.array([True, False]), "t == 1", [True, False]),
+        (pa.array([2**60, 1]), "a b > 5", [True, False]),
+    ],
+)
+def test_values_compare_by_the_type_of_the_column(
+    array: pa.Array, condition: str, expected: list[bool]
+) -> None:
+    assert Condition.parse(condition).rows(array).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [(pa.array([1]), "x"), (pa.array([DAY]), "monday"), (pa.array([[1]]), "1")],
+)
+def test_value_of_another_type_is_refused(array: pa.Array, value: str) -> None:
+    with pytest.raises(UsageError, match=f"column 't' is of type .* not comparable with '{value}'"):
+        Condition("t", ">", value).rows(array)
+
+
+@pytest.mark.parametrize("text", ["", "clicks", "> 0", "clicks = 0"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--where is '{text}', expected a column"):
+        Condition.parse(text)
+
+
+def write(folder: Path, suffix: str) -> str:
+    path = folder / f"rows.{suffix}"
+    rows = [
+        {
+            "n": number,
+            "a;b": "x, y" if number % 2 else None,
+            "log": {"time": f"2026-11-{number:02}"},
+        }
+        for number in range(1, 10)
+    ]
+    table = pa.Table.from_pylist(rows)
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif suffix == "csv":
+        csv.write_csv(table.flatten(), path)
+    else:
+        getattr(
+            pq if suffix == "parquet" else feather,
+            {"parquet": "write_table"}.get(suffix, "write_feather"),
+        )(table, str(path))
+    return str(path)
+
+
+def numbers_in(folder: Path) -> list[int]:
+    (path,) = folder.iterdir()
+    if path.suffix == ".parquet":
+        return pq.read_table(path)["n"].to_pylist()
+    if path.suffix == ".csv":
+        return csv.read_csv(path)["n"].to_pylist()
+    return [json.loads(line)["n"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "feather"])
+def test_rows_from_a_time_on_are_the_test_set(tmp_path: Path, suffix: str) -> None:
+    options = ["--by", "log.time", "--test", "2026-11-07", "--where", "n != 3"]
+    path, out = write(tmp_path, suffix), tmp_path / "out"
+
+    result = CliRunner().invoke(app, ["split", path, "--out", str(out), *options])
+
+    assert result.exit_code == 0, result.output
+    assert numbers_in(out / "train") == [1, 2, 4, 5, 6]
+    assert numbers_in(out / "test") == [7, 8, 9]
+    assert not (out / "validation").exists()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_rows_are_filtered_with_a_ratio_too(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, suffix)
+
+    sets = split_rows(
+        [path], tmp_path / "out", ratio=(1, 1), where=[Condition("a;b", "==", "x, y")]
+    )
+
+    kept = [numbers_in(each.files[0].parent) for each in sets]
+    assert sorted(itertools.chain(*kept)) == [1, 3, 5, 7, 9]
+
+
+def test_what_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
+    path, out = write(tmp_path, "csv"), tmp_path / "out"
+    with pytest.raises(UsageError, match=r"no column 'log\.tim', did you mean 'log\.time'"):
+        split_rows([path], out, by=Condition("log.tim", ">=", "1"))
+    with pytest.raises(DataError, match="the set 'test' would be empty"):
+        split_rows([path], out, by=Condition("n", ">=", "100"))
+    (tmp_path / "rows.tsv").write_text("1\t2\n")
+    with pytest.raises(UsageError, match="files of format 'criteo' have no column 'n'"):
+        split_rows([str(tmp_path / "rows.tsv")], out, where=[Condition("n", ">", "0")])
+    arguments: Any = ["split", path, "--out", str(out), "--by", "n"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
