@@ -5,7 +5,7 @@ keys.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,14 +19,12 @@ from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.protos.runtime.logs import printable
-from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import RowColumnCheck
-from ctr_ps.ps_worker.data.columnar.record_batches import Columns
-from ctr_ps.ps_worker.data.columns import FORMATS, columns_of, slots_only
-from ctr_ps.ps_worker.data.distinct_values import distinct_values, keys_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import format_of, reader_of
+from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats, ValueCounts
+from ctr_ps.ps_worker.training.evaluation.breakdown import ValueTexts
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +118,7 @@ def profile_files(
             f"no rows in {counted(len(files), 'file')} ({counted(bad_rows.total, 'malformed row')})"
         )
     bad_rows.report(numbers.rows)
-    texts = _value_texts(files, reading, [{key for key, _ in slot.top} for slot in slots], format)
+    texts = ValueTexts(files, reading, format)
     return Profile(
         schema=schema,
         rows=numbers.rows,
@@ -135,10 +133,10 @@ def profile_files(
                 missing_rate=1 - slot.present / numbers.rows,
                 num_distinct=slot.values.num_distinct,
                 is_exact=slot.values.is_exact,
-                top=tuple((texts[index].get(key, hex(key)), count) for key, count in slot.top),
+                top=_top(texts, name, slot.top),
                 undercount=slot.values.undercount,
             )
-            for index, (name, slot) in enumerate(zip(schema.slots, slots, strict=True))
+            for name, slot in zip(schema.slots, slots, strict=True)
         ),
         has_exact_percentiles=numbers.is_exact,
     )
@@ -223,51 +221,15 @@ class _SlotStats:
         self.present += int(np.count_nonzero(np.diff(before)))
 
 
-def _value_texts(
-    files: Sequence[str],
-    schema: Schema,
-    wanted: Sequence[Collection[int]],
-    format: str | None,
-) -> list[dict[int, str]]:
-    """Returns the texts of keys by slot, from a second pass that ends when all are found.
-
-    Files of keys, or of a format without values, are passed over.
-    """
-    missing = [set(keys) for keys in wanted]
-    texts: list[dict[int, str]] = [{} for _ in wanted]
-    silent = silent_bad_rows()  # the first pass has said them
-    for path in files:
-        if (format or format_of(path)) not in FORMATS:
-            continue
-        for columns in columns_of(
-            path, slots_only(schema.slots, schema.split), silent, format=format, layout=schema
-        ):
-            if columns.are_keys:
-                break
-            _find_texts(columns, schema.slot_numbers, missing, texts)
-            if not any(missing):
-                return texts
-    return texts
-
-
-def _find_texts(
-    columns: Columns,
-    slot_numbers: Sequence[int],
-    missing: list[set[int]],
-    texts: list[dict[int, str]],
-) -> None:
-    """Moves the keys of values in these rows from `missing` to `texts`."""
-    for slot, array in enumerate(columns.slots):
-        if not missing[slot]:
-            continue
-        values = distinct_values(array)
-        keys = keys_of(values, slot_numbers[slot])
-        for place in np.flatnonzero(np.isin(keys, np.array([*missing[slot]], np.uint64))):
-            key = int(keys[place])
-            if key in missing[slot]:  # else another value with the same key
-                missing[slot].remove(key)
-                text = values[int(place)].as_py().decode(errors="backslashreplace")
-                texts[slot][key] = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+def _top(
+    texts: ValueTexts, name: str, top: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, int], ...]:
+    """Returns the values with their counts: as text, or as keys if the files do not tell it."""
+    found = texts.find(name, [key for key, _ in top])
+    shown = {
+        key: each[:_MAX_SHOWN] + "..." * (len(each) > _MAX_SHOWN) for key, each in found.items()
+    }
+    return tuple((shown.get(key, hex(key)), count) for key, count in top)
 
 
 def profile_table(profile: Profile) -> Group:
