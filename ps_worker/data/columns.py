@@ -14,6 +14,7 @@ from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import DEFAULT, NAMED, format_of, reader_of
+from ctr_ps.ps_worker.data.text.criteo import have_label
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 
@@ -78,13 +79,7 @@ def label_name(schema: Schema) -> str:
 
 
 def _criteo_header(path: str, schema: Schema) -> list[str]:
-    """Returns the names of the columns, with a label if the first row of a valid length has one."""
     names = [*(column.name for column in schema.dense), *schema.slots]
     with closing(line_blocks(FileSplit(path))) as blocks:
         block, _ = next(blocks, (np.empty(0, np.uint8), 0))
-        for line in block.tobytes().split(b"\n"):
-            if line.count(b"\t") + 1 == len(names):
-                return names
-            if line.count(b"\t") == len(names):
-                break
-    return [label_name(schema), *names]
+    return [label_name(schema), *names] if have_label(block, len(names)) else names

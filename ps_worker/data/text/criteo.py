@@ -109,9 +109,13 @@ class CriteoReader(TextReader):
         if position or split.stop is not None:
             with closing(line_blocks(FileSplit(split.path))) as blocks:
                 block, _ = next(blocks)
-        num_tabs = Counter(line.count(b"\t") for line in block.tobytes().split(b"\n")[:-1])
-        has_label = num_tabs[self._num_features] >= num_tabs[self._num_features - 1]
-        return self._scanner if has_label else self._without_label
+        return self._scanner if have_label(block, self._num_features) else self._without_label
+
+
+def have_label(block: NDArray[np.uint8], num_features: int) -> bool:
+    """Whether the rows in a block have a label: most of them; without a valid row they have."""
+    num_tabs = Counter(line.count(b"\t") for line in block.tobytes().split(b"\n")[:-1])
+    return num_tabs[num_features] >= num_tabs[num_features - 1]
 
 
 @kernel

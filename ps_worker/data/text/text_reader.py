@@ -66,15 +66,13 @@ class TextReader:
         for block, position in line_blocks(split, offset):
             if scanner is None:
                 scanner = self.scanner_of(split, block, position)
-                lines = LineNumbers(split.path, position)
             rows, starts, bad_lines = scanner.scan(block)
             for bad in bad_lines:
                 # A line number may take a pass over the file up to there, an offset is known.
-                place = f"byte {position + bad.start}"
-                if self._bad_rows.is_shown:
-                    place = str(lines.number(bad.index))
+                at = position + bad.start
+                is_shown = self._bad_rows.is_shown
+                place = str(lines_before(split.path, at) + 1) if is_shown else f"byte {at}"
                 self._bad_rows.add(split.path, place, bad.fault)
-            lines.passed += rows.size + len(bad_lines)
             if rows.size:
                 yield Block(rows, position, position + starts)
 
@@ -120,25 +118,6 @@ def lines_before(path: str, offset: int) -> int:
         return 0
     before = line_blocks(FileSplit(path, 0, offset))
     return sum(int(np.count_nonzero(block == _NEWLINE)) for block, _ in before)
-
-
-class LineNumbers:
-    """Line numbers, from 1, in a pass that may begin anywhere in a file; computed on demand.
-
-    `passed` are the lines since the start of the pass.
-    """
-
-    def __init__(self, path: str, offset: int) -> None:
-        self._path = path
-        self._offset = offset
-        self._before: int | None = None
-        self.passed = 0
-
-    def number(self, index: int) -> int:
-        """Returns the number of line `index`, counted from 0 after those passed."""
-        if self._before is None:
-            self._before = lines_before(self._path, self._offset)
-        return self._before + self.passed + index + 1
 
 
 def without_overflows(

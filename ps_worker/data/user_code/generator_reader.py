@@ -20,7 +20,6 @@ from ctr_ps.ps_worker.data.formats import MakeReader
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.text.multislot import ColumnOrder, Kind
 from ctr_ps.ps_worker.data.text.text_reader import (
-    LineNumbers,
     line_blocks,
     line_splits,
     lines_before,
@@ -77,31 +76,29 @@ class GeneratorReader:
 
         A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
-        lines: LineNumbers | None = None
         rows = _Rows(self._generator, self._schema, self.slot_values, split.path)
         begin: int | None = None  # of the next block
         end = 0
         for block, position in line_blocks(split, offset):
-            if lines is None:
-                lines = LineNumbers(split.path, position)
             end = position
             for line in io.BytesIO(block.tobytes()):
                 begin = end if begin is None else begin
                 try:
                     rows.add(rows.run.samples_of(line), end)
                 except DataError as error:
-                    raise DataError(f"{split.path}:{lines.number(0)}: {error}") from error
+                    raise DataError(
+                        f"{split.path}:{lines_before(split.path, end) + 1}: {error}"
+                    ) from error
                 end += len(line)
-                lines.passed += 1
                 if rows.size >= _BLOCK_ROWS and rows.run.is_between_batches:
                     yield rows.taken(begin)
                     begin = None
-        if lines is None or begin is None:
+        if begin is None:
             return
         try:
             rows.add(rows.run.rest(), end)
         except DataError as error:
-            raise DataError(f"{split.path}:{lines.number(-1)}: {error}") from error
+            raise DataError(f"{split.path}:{lines_before(split.path, end)}: {error}") from error
         if rows.size:
             yield rows.taken(begin)
 
