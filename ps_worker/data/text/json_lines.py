@@ -179,18 +179,30 @@ def _read(
     text = block.tobytes()
     rows, kept, faults = [], [], list[tuple[int, str]]()
     for start, stop in zip(starts.tolist(), ends.tolist(), strict=True):
-        line = text[start:stop].rstrip()
-        row = _row_of(line)
-        fault = f"not a JSON object: {shown(line)}" if row is None else _fault_of(row, columns)
-        if row is None or fault:
-            faults.append((start, fault))
-        else:
-            rows.append(row)
+        try:
+            rows.append(_values_in(text[start:stop].rstrip(), columns))
             kept.append(start)
-    arrays = [
-        pa.array([each.value(row) for row in rows], _wide(each.kind)) for each in columns.values()
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=[*columns]), np.array(kept, np.int64), faults
+        except DataError as error:
+            faults.append((start, str(error)))
+    by_column = zip(*rows, strict=True) if rows else [()] * len(columns)
+    arrays = map(pa.array, by_column, [_wide(each.kind) for each in columns.values()])
+    return pa.RecordBatch.from_arrays([*arrays], [*columns]), np.array(kept, np.int64), faults
+
+
+def _values_in(line: bytes, columns: Mapping[str, _Column]) -> list[Any]:
+    """Returns the values of a line; raises DataError with its fault."""
+    if (row := _row_of(line)) is None:
+        raise DataError(f"not a JSON object: {shown(line)}")
+    values = []
+    for name, column in columns.items():
+        try:
+            values.append(column.value(row))
+        except (TypeError, ValueError, OverflowError) as error:
+            what = "text or a whole number" if is_slot_type(column.kind) else "a number"
+            many = ", or a list of these" if is_list_type(column.kind) else ""
+            text = shown(json.dumps(row.get(column.keys[0])).encode())
+            raise DataError(f"column {name!r} is {text}, expected {what}{many}") from error
+    return values
 
 
 def _read_at_once(
@@ -254,18 +266,6 @@ def _wide(kind: pa.DataType) -> pa.DataType:
     if is_list_type(kind):
         return pa.list_(_wide(kind.value_type))
     return pa.binary() if is_slot_type(kind) else pa.float64()
-
-
-def _fault_of(row: _Row, columns: Mapping[str, _Column]) -> str:
-    for name, column in columns.items():
-        try:
-            column.value(row)
-        except (TypeError, ValueError, OverflowError):
-            what = "text or a whole number" if is_slot_type(column.kind) else "a number"
-            many = ", or a list of these" if is_list_type(column.kind) else ""
-            text = json.dumps(row.get(column.keys[0])).encode()
-            return f"column {name!r} is {shown(text)}, expected {what}{many}"
-    return ""
 
 
 def _place(path: str, offset: int) -> str:

@@ -219,6 +219,13 @@ def init_command(
     patterns: Patterns,
     label: LabelName = "",
     ignore: IgnoredNames = None,
+    slots: Annotated[
+        list[str] | None,
+        typer.Option("--slots", help="Columns to take as slots, as 'feat_*'; as --ignore."),
+    ] = None,
+    numbers: Annotated[
+        list[str] | None, typer.Option("--numbers", help="Columns to take as numbers; likewise.")
+    ] = None,
     test: Annotated[
         list[str] | None,
         typer.Option(help="Files to evaluate on; repeatable; default: the last of several files."),
@@ -227,6 +234,9 @@ def init_command(
         Path, typer.Option(help="Folder of schema.toml, job.toml and, later, the model.")
     ] = Path(),
     format_name: FormatName = "",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace both files if they exist.")
+    ] = False,
 ) -> None:
     """Write a schema and a first job for files with column names: Parquet, JSON lines, CSV with a header.
 
@@ -237,6 +247,9 @@ def init_command(
         out,
         label=label,
         ignore=_names(ignore),
+        slots=_names(slots),
+        numbers=_names(numbers),
+        overwrite=overwrite,
         test=test or [],
         format=format_name or None,
     )
@@ -251,7 +264,8 @@ def init_command(
         split += ["--format", format_name] if format_name else []
         again = ["ps-data", "init", "sets/train/*", "--test", "sets/validation/*", "--out", "sets"]
         again += ["--label", label] if label else []
-        again += ["--ignore", ",".join(ignore)] if ignore else []
+        for option, names in (("--ignore", ignore), ("--slots", slots), ("--numbers", numbers)):
+            again += [option, ",".join(names)] if names else []
         typer.echo(f"to split the rows for a test: {shlex.join(split)}, then {shlex.join(again)}")
     typer.echo(f"next: ps-worker train {shlex.quote(str(first.job_file))}")
 

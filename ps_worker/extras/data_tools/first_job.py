@@ -46,8 +46,11 @@ def write_first_job(
     patterns: Sequence[str],
     out: Path,  # folder of both files, made if necessary; the job saves its model there, too
     *,
-    label: str = "",  # see `propose`; likewise `ignore`
+    label: str = "",  # see `propose`; likewise `ignore`, `slots` and `numbers`
     ignore: Collection[str] = (),  # names of columns to leave out
+    slots: Collection[str] = (),
+    numbers: Collection[str] = (),
+    overwrite: bool = False,  # whether both files may exist
     test: Sequence[str] = (),  # files to evaluate on
     format: str | None = None,  # of the files; None: determined by the suffix
 ) -> FirstJob:
@@ -57,19 +60,19 @@ def write_first_job(
         UsageError: If one of the files exists, a name does not, or the label or the slots are not clear.
         DataError: If a file cannot be read or written.
     """
-    for name in (SCHEMA_FILE, JOB_FILE):
-        if (out / name).exists():
-            raise UsageError(
-                f"{str(out / name)!r} exists: remove it, or choose another folder with --out"
-            )
     files = sorted(matching_files(patterns), key=natural_order)  # a shell names day-10 before day-9
     held_out = matching_files(test) if test else files[1:][-1:]
     places = {_place_of(path) for path in held_out}
     train = [path for path in files if _place_of(path) not in places]
     if not train:
         raise UsageError("--test names all files: leave some files to train on")
+    for name in (SCHEMA_FILE, JOB_FILE):
+        if (out / name).exists() and not overwrite:
+            raise UsageError(
+                f"{str(out / name)!r} exists: give --overwrite, or choose another folder with --out"
+            )
     sample = sample_of(train, format)
-    proposal = propose(sample, label=label, ignore=ignore)
+    proposal = propose(sample, label=label, ignore=ignore, slots=slots, numbers=numbers)
     if (found := proposal.label) and sample.is_complete and found.click_rate in (0.0, 1.0):
         raise UsageError(
             f"the label {found.name!r} is {found.click_rate:g} in all {sample.num_rows:,} rows: there is "

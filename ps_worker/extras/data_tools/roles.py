@@ -4,6 +4,7 @@ Numbers measure, slots name. What a file does not say is told from its values: w
 there are few of them, or if they neither run up to a long tail like counts nor are all different.
 """
 
+import fnmatch
 import json
 import re
 from collections.abc import Collection
@@ -46,7 +47,7 @@ _OTHER_LABEL = (
 )
 
 _FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
-_ROWS_PER_VALUE = 20
+_ROWS_PER_VALUE, _ROWS_PER_CODE = 10, 3
 _UNIQUE_SHARE = 0.95
 _MIN_ROWS = 100  # below, values may be unique by chance
 _UNIQUE_ID = (
@@ -157,17 +158,21 @@ class Proposal:
 
 
 def propose(
-    sample: Sample, *, label: str = "", ignore: Collection[str] = (), needs_label: bool = True
+    sample: Sample,
+    *,
+    label: str = "",
+    ignore: Collection[str] = (),
+    slots: Collection[str] = (),  # names, or patterns with *, of columns to take as slots
+    numbers: Collection[str] = (),  # likewise, as numbers
+    needs_label: bool = True,
 ) -> Proposal:
     """Returns a role for each column of a sample of the training files.
 
-    Without `label` it is a column of 0 and 1 with a usual name. Raises UsageError if a name does not exist,
-    or, if `needs_label`, the label is missing or ambiguous; lists the candidates.
+    Without `label` it is a column of 0 and 1 with a usual name. Raises UsageError if a name does not exist, a
+    column cannot be what it is to be, or, if `needs_label`, the label is missing or ambiguous; lists the
+    candidates.
     """
-    names = [*sample.columns, *sample.unusable]
-    for name in [*([label] if label else []), *ignore]:
-        if name not in names:
-            raise UsageError(f"there is no column {name!r}{did_you_mean(name, names)}")
+    _require_columns([*sample.columns, *sample.unusable], [label, *ignore], [*slots, *numbers])
     if label in ignore and label:
         raise UsageError(f"label and ignore both name {label!r}: it cannot be both")
     candidates = {name: array for name, array in sample.columns.items() if name not in ignore}
@@ -186,6 +191,8 @@ def propose(
             roles.append(Ignored(name, "left out by `ignore`"))
         elif chosen is not None and name == chosen.name:
             continue
+        elif (is_slot := _matches_any(name, slots)) or _matches_any(name, numbers):
+            roles.append(_role_as_told(name, array, sample, is_slot=is_slot))
         elif has_usual_name(name):
             roles.append(Ignored(name, _OTHER_LABEL))
         elif follows_click(name):
@@ -211,6 +218,33 @@ def propose(
         leaks=tuple(leaks),
     )
     return _with_a_slot(proposal, sample)
+
+
+def _matches_any(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _require_columns(names: list[str], wanted: list[str], patterns: list[str]) -> None:
+    for name in filter(None, wanted):
+        if name not in names:
+            raise UsageError(f"there is no column {name!r}{did_you_mean(name, names)}")
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"no column matches {pattern!r}{did_you_mean(pattern, names)}")
+
+
+def _role_as_told(name: str, array: pa.Array, sample: Sample, *, is_slot: bool) -> Role:
+    role = _role_of(name, array, sample)
+    if isinstance(role, Slot if is_slot else Number):
+        return role
+    if is_slot and is_slot_type(array.type):
+        return Slot(name, f"as --slots says; {role.why}")
+    if is_number_type(array.type) or (sample.is_text and not is_slot):
+        values = numbers(array)
+        if not is_slot and not np.isinf(values).any():
+            return _number(name, values, _distinct(array))
+    what = "slot" if is_slot else "number"
+    raise UsageError(f"column {name!r} cannot be a {what}, it is of type {array.type}: {role.why}")
 
 
 def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
@@ -353,6 +387,12 @@ def _role_of_whole_numbers(
         )
     elif distinct <= _FEW_VALUES and present.size >= _ROWS_PER_VALUE * distinct:
         why = f"whole numbers with only {counted(distinct, 'value')}"
+    elif (
+        present.min() in (0, 1)
+        and distinct == present.max() - present.min() + 1
+        and present.size >= _ROWS_PER_CODE * distinct
+    ):
+        why = f"whole numbers, all from {present.min():g} to {present.max():g}, like codes"
     elif not _is_count(present) and present.size >= 2 * distinct:
         why = f"whole numbers, {distinct:,} distinct, spread evenly like ids"
     return Slot(name, why) if why else None

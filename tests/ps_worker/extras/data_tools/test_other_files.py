@@ -93,17 +93,42 @@ def fuxictr_embeddings(folder: Path) -> Written:
     }
 
 
+def rechub_avazu(folder: Path) -> Written:
+    columns = {f"feat_{i}": ids(4 + i, 1_543_495 * i) for i in range(1, 6)}
+    pd.DataFrame({"label": LABELS, **columns}).to_csv(folder / "avazu.csv", index=False)
+    return [str(folder / "avazu.csv"), "--slots", "feat_*"], {"slots": [*columns], "dense": []}
+
+
+def rechub_ali_ccp(folder: Path) -> Written:
+    columns = {name: ids(6, 1) for name in ("101", "205", "508")}
+    numbers = {"D109_14": RNG.random(ROWS)}
+    labels = {"click": LABELS, "purchase": LABELS * RNG.integers(0, 2, ROWS)}
+    frame = pd.DataFrame({**labels, **columns, **numbers})
+    frame.to_csv(folder / "ali_ccp_train_sample.csv", index=False)
+    return [str(folder / "ali_ccp_train_sample.csv")], {"slots": [*columns], "dense": [*numbers]}
+
+
 @pytest.mark.parametrize(
     "write",
-    [json_lines, feather, tsv_with_a_header, deepctr_criteo, fuxictr_sequences, fuxictr_embeddings],
+    [
+        json_lines,
+        feather,
+        tsv_with_a_header,
+        deepctr_criteo,
+        fuxictr_sequences,
+        fuxictr_embeddings,
+        rechub_avazu,
+        rechub_ali_ccp,
+    ],
 )
 def test_files_train_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Written]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, expected = write(tmp_path)
+    Path("schema.toml").write_text("an earlier one", encoding="utf-8")
 
-    made = CliRunner().invoke(data, ["init", *arguments])
+    made = CliRunner().invoke(data, ["init", *arguments, "--overwrite"])
     assert made.exit_code == 0, made.output
     trained = CliRunner().invoke(worker, ["train", "job.toml", "--json"])
 

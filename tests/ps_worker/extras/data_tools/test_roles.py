@@ -338,7 +338,7 @@ def test_label_that_cannot_be_read_is_said_with_its_reason(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize(
-    ("distinct", "rows_each", "role"), [(100, 20, SLOT), (101, 20, NUMBER), (100, 19, NUMBER)]
+    ("distinct", "rows_each", "role"), [(100, 10, SLOT), (101, 10, NUMBER), (100, 9, NUMBER)]
 )
 def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
     distinct: int, rows_each: int, role: type
@@ -348,6 +348,50 @@ def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
     sample = sample_with("n", counts, slot=names)
 
     assert isinstance(role_in(propose(sample, needs_label=False), "n"), role)
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "rows", "role"),
+    [
+        (0, 1, 600, SLOT),
+        (1, 1, 600, SLOT),
+        (0, 1, 598, NUMBER),
+        (2, 1, 600, NUMBER),
+        (0, 2, 600, NUMBER),
+    ],
+)
+def test_whole_numbers_from_0_or_1_without_a_gap_are_codes(
+    first: int, step: int, rows: int, role: type
+) -> None:
+    codes = [first + step * number for number in range(200)] + [first] * (rows - 200)
+    names = pa.array(["p", "q"] * (rows // 2))
+
+    found = propose(sample_with("n", pa.array(codes), slot=names), needs_label=False)
+
+    assert isinstance(role_in(found, "n"), role), role_in(found, "n").why
+
+
+def test_columns_are_what_they_are_told_to_be() -> None:
+    columns = {
+        "feat_1": pa.array([number**3 for number in range(len(LABELS))]),
+        "feat_2": cycle(["x", "y"]),
+        "price": cycle([1.5, 2.5]),
+        "level": cycle([1, 2]),
+        "purchase": cycle([0, 1]),
+    }
+    sample = sample_with("click", LABELS, **columns)
+
+    found = propose(sample, slots=["feat_*", "purchase"], numbers=["pri?e", "level"])
+
+    assert found.schema().features == ("price", "level", "feat_1", "feat_2", "purchase")
+    assert "as --slots says" in role_in(found, "feat_1").why
+    for slots, numbers, message in (
+        (["price"], [], "column 'price' cannot be a slot, it is of type double: numbers from"),
+        ([], ["feat_2"], "column 'feat_2' cannot be a number, it is of type string: text, 2"),
+        (["feats_*"], [], r"no column matches 'feats_\*'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            propose(sample, slots=slots, numbers=numbers)
 
 
 @pytest.mark.parametrize(
@@ -589,7 +633,7 @@ def test_files_are_not_replaced(tmp_path: Path) -> None:
     pq.write_table(pa.table({"click": LABELS, "a": cycle(["x", "y"])}), path)
     (tmp_path / "job.toml").write_text("mine")
 
-    with pytest.raises(UsageError, match=r"job\.toml' exists: remove it, or choose another folder"):
+    with pytest.raises(UsageError, match=r"job\.toml' exists: give --overwrite, or choose"):
         write_first_job([str(path)], tmp_path)
 
     assert (tmp_path / "job.toml").read_text() == "mine"
@@ -765,7 +809,7 @@ def test_every_row_is_read_by_what_was_proposed(
         return
 
     schema = Schema.load(load_job(folder / "job.toml", []).data.schema_source)
-    table = flat(table)
+    table = flat(table, schema.vectors)
     numbers = [table[each.name].to_pylist() for each in schema.dense]
     good = [
         label
