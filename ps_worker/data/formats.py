@@ -130,6 +130,13 @@ def doubt_about(path: str, format: Format | None) -> str:
     return f"{fault}{header_hint(path)}"
 
 
+def doubt_about_rows(path: str, format: Format | None) -> str:
+    """Returns why all rows of a file may be malformed, to end a message; "" if nothing tells."""
+    if doubt := doubt_about(path, format):
+        return f"; {doubt}"
+    return header_hint(path) if format is None and format_of(path) == DEFAULT else ""
+
+
 def header_hint(path: str) -> str:
     """Returns that a file of text seems to have a header, to end a message; "" if not."""
     line = _start_of(path).partition(b"\n")[0].decode(errors="replace")

@@ -14,14 +14,7 @@ from ctr_ps.ps_worker.data.blocks import Block, DataPosition, RowColumnCheck
 from ctr_ps.ps_worker.data.files.content import suffix_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import require_unchanged
-from ctr_ps.ps_worker.data.formats import (
-    DEFAULT,
-    Format,
-    doubt_about,
-    format_of,
-    header_hint,
-    reader_of,
-)
+from ctr_ps.ps_worker.data.formats import Format, doubt_about, doubt_about_rows, reader_of
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 
 logger = logging.getLogger(__name__)
@@ -122,14 +115,9 @@ class Reading:
             return ""
         return (
             f"{which.format(tried.total)} are malformed: the schema or the format is probably wrong "
-            f"(data.schema, data.format); the first is {tried.first}{self._doubt(split)}"
+            f"(data.schema, data.format); the first is {tried.first}"
+            f"{doubt_about_rows(split.path, self._format)}"
         )
-
-    def _doubt(self, split: FileSplit) -> str:
-        if doubt := doubt_about(split.path, self._format):
-            return f"; {doubt}"
-        is_default = self._format is None and format_of(split.path) == DEFAULT
-        return header_hint(split.path) if is_default else ""
 
     def end(self, rows: int) -> None:
         """Ends the pass: logs the number of malformed rows beside that of good `rows`.
@@ -144,7 +132,7 @@ class Reading:
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
             cause = self.bad_rows.first and (
                 ": the schema or the format is probably wrong (data.schema, data.format); the first is "
-                f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
+                f"{self.bad_rows.first}{doubt_about_rows(self._splits[0].path, self._format)}"
             )
             raise DataError(
                 f"no rows in {counted(len(self._splits), 'file')}: {names}{more} "

@@ -65,12 +65,8 @@ class SlotValues:
         """Warns, once a slot, of `text` where rows had lists: it may be several values in one."""
         if self.has_lists(slot) and slot not in self._doubted:
             self._doubted.add(slot)
-            logger.warning(
-                "slot %r has %s, read as one value, but the model was trained on lists: give lists, or train "
-                "with `split` in the schema",
-                slot,
-                text,
-            )
+            why = "but the model was trained on lists: give lists, or train with `split` in the schema"
+            logger.warning("slot %r has %s, read as one value, %s", slot, text, why)
 
     def meaning(self, slot: str) -> Meaning:
         """Returns how to read values with the meaning of the data."""

@@ -128,8 +128,9 @@ class _ArrowFile:
     def read_stripe(self, stripe: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         wanted = None
         if columns is not None:
-            heads = {name for each in columns for name in _prefixes(each)}
-            wanted = [i for i, name in enumerate(self.schema.names) if name in heads]
+            ends = [f"{each}." for each in columns]  # of `device.os` the column is `device`
+            names = enumerate(self.schema.names)
+            wanted = [i for i, name in names if any(e.startswith(f"{name}.") for e in ends)]
         options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
         return pa.ipc.open_file(self._source, options=options).get_batch(stripe)
 
@@ -139,13 +140,6 @@ class ArrowReader(OrcReader):
 
     name = "Arrow"
     opened = _ArrowFile
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """Yields `device.os` and `device`, the names of the column that may hold it."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 @contextmanager

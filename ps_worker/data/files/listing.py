@@ -73,13 +73,18 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
     """Returns the files that match `patterns`, each once: in the order given, those of a pattern by name.
 
     Patterns are paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders, unless a file has
-    that name. A comma is part of a name; numbers in names are ordered as numbers; `~` is the home folder. A
-    DataError names the first pattern without a match.
+    that name; none finds a marker such as `_SUCCESS`. A comma is part of a name; numbers in names are
+    ordered as numbers; `~` is the home folder. A DataError names the first pattern without a match.
     """
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
-        files = [path for path, other in matches.items() if not other]
+        is_hidden = PurePath(pattern).name.startswith("_")
+        files = [
+            path
+            for path, other in matches.items()
+            if not other and (is_hidden or not PurePath(path).name.startswith("_"))
+        ]
         if not files:
             hint = f", which is {next(iter(matches.values()))}" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")

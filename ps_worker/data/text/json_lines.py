@@ -97,18 +97,8 @@ class JsonReader(ColumnReader):
 
 
 def table_of_lines(lines: Sequence[bytes]) -> pa.Table:
-    """Returns all columns of lines, of mixed types as text; lines that are no objects are left out."""
-    return _table([row for line in lines if (row := _row_of(line)) is not None])
-
-
-def text_in(line: bytes, name: str) -> bytes | None:
-    """Returns a column of a line as text, numbers as JSON; None if it is missing."""
-    row = _row_of(line) or {}
-    value = _found(row, (name,) if name in row else name.split("."))
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode(errors="surrogateescape")
+    """Returns all columns of lines, of mixed types as text; of lines that are no objects null."""
+    return _table([_row_of(line) or {} for line in lines])
 
 
 def _found(row: _Row, keys: Sequence[str]) -> Any:

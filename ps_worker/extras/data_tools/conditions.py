@@ -56,6 +56,8 @@ class Condition:
         """Returns whether each value fulfils it, bool[N]; UsageError if the value is of another type."""
         array = without_views(array)
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if array.null_count == len(array):
+            return np.zeros(len(array), np.bool_)
         is_text, other = is_text_type(kind), pa.scalar(self.value)
         try:
             if pa.types.is_timestamp(kind):

@@ -33,7 +33,7 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import NAMED, SUFFIXES, format_of, require_format
 from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
 from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK, separator_of
-from ctr_ps.ps_worker.data.text.json_lines import text_in
+from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
 from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 
@@ -210,9 +210,7 @@ def _deal(
 
 
 def _column(path: str, kind: str, header: bytes, rows: pa.Table, name: str) -> pa.Array:
-    """Returns a column of rows; of lines its texts, null where there is none."""
-    if kind == "json":
-        return pa.array([text_in(line, name) for line in rows["line"].to_pylist()], pa.binary())
+    """Returns a column of rows; of CSV its texts, null where there is none."""
     if kind not in NAMED:
         raise UsageError(
             f"{path}: files of format {kind!r} have no column {name!r} to choose rows by"
@@ -226,13 +224,15 @@ def _column(path: str, kind: str, header: bytes, rows: pa.Table, name: str) -> p
         names, *cells = (next(csv.reader([line], delimiter=separator), [""]) for line in lines)
         names = [each.encode("latin-1").decode(errors="replace") for each in names]
     else:
-        rows = flat(rows)
-        names = rows.column_names
+        table = table_of_lines(rows["line"].to_pylist()) if kind == "json" else flat(rows)
+        names = table.column_names
     if name not in names:
+        if kind == "json":  # no line of these has it
+            return pa.nulls(len(rows))
         raise UsageError(f"{path}: no column {name!r}{did_you_mean(name, names)}")
     place = names.index(name)
     if kind != "csv":
-        return rows.column(place).combine_chunks()
+        return table.column(place).combine_chunks()
     texts = [row[place].encode("latin-1") or None if place < len(row) else None for row in cells]
     return pa.array(texts, pa.binary())
 

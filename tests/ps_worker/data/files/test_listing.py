@@ -74,6 +74,13 @@ def test_two_stars_match_any_number_of_folders(tmp_path: Path) -> None:
     assert matching_files(str(tmp_path / "**" / "*.tsv")) == paths
 
 
+def test_patterns_find_no_markers(tmp_path: Path) -> None:
+    part, marker, _ = touch(tmp_path, "part-0", "_SUCCESS", "_metadata")
+
+    assert matching_files(str(tmp_path / "*")) == [part]
+    assert matching_files(marker) == matching_files(str(tmp_path / "_S*")) == [marker]
+
+
 def test_comma_is_part_of_a_name(tmp_path: Path) -> None:
     (path,) = touch(tmp_path, "a,b.tsv")
 

@@ -93,6 +93,21 @@ def fuxictr_embeddings(folder: Path) -> Written:
     }
 
 
+def deepctr_avazu(folder: Path) -> Written:
+    columns = {
+        "id": [f"{10**19 + row}" for row in range(ROWS)],
+        "click": LABELS,
+        "hour": [14102100 + row // 30 for row in range(ROWS)],
+        "C1": [1005 + 5 * each for each in ids(2)],
+        "banner_pos": ids(2),
+        "site_id": [f"{each:08x}" for each in ids(9, 2**27)],
+        "C14": ids(8, 15704),
+    }
+    pd.DataFrame(columns).to_csv(folder / "avazu_sample.txt", index=False)
+    slots = ["C1", "banner_pos", "site_id", "C14"]
+    return [str(folder / "avazu_sample.txt"), "--format", "csv"], {"slots": slots, "dense": []}
+
+
 def rechub_avazu(folder: Path) -> Written:
     columns = {f"feat_{i}": ids(4 + i, 1_543_495 * i) for i in range(1, 6)}
     pd.DataFrame({"label": LABELS, **columns}).to_csv(folder / "avazu.csv", index=False)
@@ -117,6 +132,7 @@ def rechub_ali_ccp(folder: Path) -> Written:
         deepctr_criteo,
         fuxictr_sequences,
         fuxictr_embeddings,
+        deepctr_avazu,
         rechub_avazu,
         rechub_ali_ccp,
     ],
