@@ -52,10 +52,7 @@ def columns_of(
 
 
 def slots_only(names: Sequence[str], split: Mapping[str, str] | None = None) -> Schema:
-    """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values.
-
-    `split` are the separators of more or fewer slots.
-    """
+    """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values."""
     split = {name: text for name, text in (split or {}).items() if name in names}
     return without_label(Schema(dense=(), slots=tuple(names), split=split))
 

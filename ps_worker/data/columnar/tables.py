@@ -74,7 +74,8 @@ def arrow_table(
     if schema is not None:
         row_columns = (schema.label, *schema.other_labels, schema.weight, schema.id, schema.group)
         wanted = {*schema.features, *schema.vectors, *row_columns, *LABEL_NAMES}
-    heads = {name.rpartition(".")[0] for name in wanted if name}  # of structs; see `flat`
+    # Structs, of whose fields some are wanted; see `flat`.
+    heads = {name[:end] for name in wanted if name for end in range(len(name)) if name[end] == "."}
     names: list[str] = []
     arrays: list[pa.Array | pa.ChunkedArray] = []
     columns, metadata = _columns_of(data)

@@ -79,12 +79,9 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
-        is_hidden = PurePath(pattern).name.startswith("_")
-        files = [
-            path
-            for path, other in matches.items()
-            if not other and (is_hidden or not PurePath(path).name.startswith("_"))
-        ]
+        files = [path for path, other in matches.items() if not other]
+        if not PurePath(pattern).name.startswith("_"):
+            files = [path for path in files if not PurePath(path).name.startswith("_")]
         if not files:
             hint = f", which is {next(iter(matches.values()))}" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")

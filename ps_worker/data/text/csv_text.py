@@ -67,8 +67,7 @@ class CsvReader(ColumnReader):
         for block, position in line_blocks(split, offset):
             if text is None:
                 names, separator, length = self._names(split.path)
-                quote = None if self._header is not None else '"'
-                text = _Text(split.path, names, self._schema, self._bad_rows, separator, quote)
+                text = _Text(split.path, names, separator, self)
             if position == 0 and length:
                 block, position = block[length:], length  # noqa: PLW2901
             if len(block) and (columns := text.columns(block, position)) is not None:
@@ -105,21 +104,14 @@ def separator_of(header: str) -> str:
 class _Text:
     """One pass over a split. For one thread."""
 
-    def __init__(
-        self,
-        path: str,
-        names: list[str],
-        schema: Schema,
-        bad_rows: BadRows,
-        separator: str,
-        quote: str | None,
-    ) -> None:
+    def __init__(self, path: str, names: list[str], separator: str, reader: CsvReader) -> None:
+        quote = '"' if reader._header is None else ""
         self._path = path
         self._num_fields = len(names)
-        self._separator, self._quote = separator, NO_QUOTE if quote is None else ord(quote)
-        self._bad_rows = bad_rows
+        self._separator, self._quote = separator, ord(quote) if quote else NO_QUOTE
+        self._bad_rows = reader._bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
-        self._decoder = Decoder(path, fields, schema, bad_rows, self._place)
+        self._decoder = Decoder(path, fields, reader._schema, reader._bad_rows, self._place)
         columns = self._decoder.columns
         self._options = (
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),

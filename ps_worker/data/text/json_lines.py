@@ -73,16 +73,12 @@ class JsonReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
         head = _head_of(path)
-        plain = _table(head).schema.names
-        names = flat(_table(head), schema.vectors).schema.names
+        seen = _table(head).schema
+        plain, names = seen.names, flat(seen, schema.vectors).names
         absent = [name for name in schema.features if name not in names]
         for name in absent if head else ():
-            logger.warning(
-                "no row at the start of %s has %r: read as missing%s",
-                path,
-                name,
-                did_you_mean(name, names),
-            )
+            hint = did_you_mean(name, names)
+            logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
         found = {name: _column_of(name, head, schema) for name in (*plain, *absent)}
         fields = pa.schema([(name, found[name].kind) for name in (*plain, *absent)])
         decoder = Decoder(path, fields, schema, self._bad_rows, lambda at: _place(path, at))

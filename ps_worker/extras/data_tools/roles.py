@@ -5,6 +5,7 @@ there are few of them, or if they neither run up to a long tail like counts nor 
 """
 
 import fnmatch
+import itertools
 import json
 import re
 from collections.abc import Collection
@@ -144,11 +145,8 @@ class Proposal:
                 f"one{'; ignored are ' + listed if listed else ''}: write a schema by hand "
                 "(docs/schema.md)"
             )
-        vectors = [
-            DenseColumn(name=f"{vector.name}[{index}]")
-            for vector in self.vectors
-            for index in range(vector.width)
-        ]
+        widths = [{"name": vector.name, "width": vector.width} for vector in self.vectors]
+        vectors = itertools.chain(*map(DenseColumn.list_from_dict, widths))
         return Schema(
             dense=(*(number.column for number in self.numbers), *vectors),
             slots=tuple(slot.name for slot in self.slots),

@@ -205,6 +205,22 @@ def test_structs_of_columns_have_dotted_names(tmp_path: Path, suffix: str) -> No
 LINES_AS_ROWS = [{name: line.get(name) for name in LINES[0]} for line in LINES]
 
 
+def test_fields_of_fields_are_columns() -> None:
+    schema = Schema(dense=(DenseColumn(name="a.b.c"),), slots=("a.d",), label="click")
+    rows = [
+        {"click": 1, "a": {"b": {"c": 2.0}, "d": "x"}},
+        {"click": 0, "a": {"b": None, "d": "y"}},
+    ]
+
+    files, format = opened(rows, schema, None)
+    dataset = QueueDataset(schema, batch_size=9, format=format)
+    dataset.set_filelist(files)
+    (batch,) = dataset
+
+    assert batch.dense.tolist() == [[2.0], [0.0]]
+    assert batch.keys.tolist() == [key_of(1, b"x"), key_of(1, b"y")]
+
+
 def test_blocks_and_positions_are_those_of_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
