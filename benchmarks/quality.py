@@ -47,7 +47,7 @@ def variants(name: str) -> list[Settings]:
     """Returns the settings to try, the defaults first."""
     tried: list[Settings] = [{}]
     tried += [{"optimizer.sparse": {"name": "adagrad", "learning_rate": x}} for x in SPARSE_RATES]
-    tried += [{"train.epochs": 2}, {"train.batch_size": 512}]
+    tried += [{"train.batch_size": size} for size in (64, 512)]
     if name != "lr":
         tried += [{"model.dim": dim} for dim in (4, 16)]
     if name not in ("lr", "fm"):
@@ -270,7 +270,8 @@ def data_sets(folder: Path, sample: Sequence[str], rows: int) -> list[Data]:
         ("histories", "history_clicks", (*HISTORY_MODELS, "ctr_dnn"), 0.8, 0),
         ("conversions", "conversions", tuple(TASK_MODELS), 0.838, 1),
     ):
-        command = [sys.executable, f"examples/{script}.py", str(folder / name)]
+        place = [f"examples/{script}.py", str(folder / name)]
+        command = [sys.executable, *place, "--rows", str(rows), "--test-rows", str(rows // 10)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         schema = Schema.from_dict(
             tomllib.loads(Path(f"examples/schemas/{name}.toml").read_text(encoding="utf-8"))
