@@ -49,6 +49,9 @@ class Label:
     missing_rate: float
 
 
+_CHOOSE = "choose by --label NAME, in Python by label="
+
+
 def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name: str) -> Label:
     """Returns the label: the column of a name, or, of none, a column of 0 and 1 with a usual name.
 
@@ -57,11 +60,11 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     """
     if name:
         if name in unusable:
-            raise UsageError(f"--label: column {name!r} is not usable: {unusable[name]}")
+            raise UsageError(f"label: column {name!r} is not usable: {unusable[name]}")
         found = labels_in(columns[name])
         if found is None:
             raise UsageError(
-                f"--label: column {name!r} has the values {first_values(columns[name])}, expected 0 and 1"
+                f"label: column {name!r} has the values {first_values(columns[name])}, expected 0 and 1"
             )
         return _label(name, found)
     usual = [column for column in columns if has_usual_name(column)]
@@ -72,7 +75,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     if len(named) == 1:
         return _label(named[0], binary[named[0]])
     if len(named) > 1:
-        raise UsageError(f"the label may be {_one_of(named)}: choose one with --label NAME")
+        raise UsageError(f"the label may be {_one_of(named)}: {_CHOOSE}")
     unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
     fault = (
         f"{'; '.join(unfit)}, expected 0 and 1"
@@ -81,7 +84,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     )
     if binary:
         raise UsageError(
-            f"no column is clearly the label ({fault}): choose --label {_one_of(list(binary))}"
+            f"no column is clearly the label ({fault}); it may be {_one_of(list(binary))}: {_CHOOSE}"
         )
     raise UsageError(f"no column is a label ({fault}), and no other has only the values 0 and 1")
 

@@ -206,7 +206,7 @@ def test_profile_without_a_clear_label_takes_none(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert "300 rows, no labels" in result.output
-    assert "no label: the label may be 'click' or 'label': choose one with --label" in result.output
+    assert "no label: the label may be 'click' or 'label': choose by --label NAME" in result.output
     assert Schema.load(out) == Schema(dense=(), slots=("who",))
 
     result = runner.invoke(app, ["profile", str(path), "--out", str(out), "--label", "click"])

@@ -457,11 +457,11 @@ def read(path: Path, out: Path) -> tuple[int, int, float]:
 @pytest.mark.parametrize(
     ("columns", "options", "fault"),
     [
-        ({}, {}, r"choose --label 'a' or 'b'$"),
+        ({}, {}, r"it may be 'a' or 'b': choose by --label NAME, in Python by label=$"),
         (
             {"Click": [0, 1], "label": [0, 1]},
             {},
-            r"the label may be 'Click' or 'label': choose one",
+            r"the label may be 'Click' or 'label': choose by",
         ),
         ({"click": ["yes", "no"]}, {}, r"'click' has the values 'yes', 'no', expected 0 and 1"),
         ({"click": [0, 1]}, {"label": "clik"}, r"no column 'clik', did you mean 'click'\?"),
