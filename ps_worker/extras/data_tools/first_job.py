@@ -206,14 +206,12 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
 
 
 def _about_histories(first: FirstJob) -> list[str]:
-    """Returns a comment on models for lists in order of time, which need an extra; empty without lists."""
-    columns = first.sample.columns
-    lists = [name for name in first.proposal.schema().slots if is_list_type(columns[name].type)]
-    if not lists:
-        return []
+    """Returns a comment on a list that may be in order of time; empty without lists."""
+    columns, slots = first.sample.columns, first.proposal.schema().slots
+    lists = [_text(name) for name in slots if is_list_type(columns[name].type)]
     return [
-        f"# If {_text(lists[0])} is in order of time, oldest first, `din` compares its values with another",
-        "# slot's: pip install 'ctr-ps[torch]', see docs/models.md#histories",
+        f"# If {name} is in order of time: docs/models.md#histories on `din` (pip install 'ctr-ps[torch]')"
+        for name in lists[:1]
     ]
 
 

@@ -116,7 +116,9 @@ def test_job_that_nobody_edited_learns(
     made = invoke(data, "init", *patterns, *options)
     assert made.exit_code == 0, made.output
     has_lists = make is not csv_with_strings
-    assert ("`din` compares" in Path("job.toml").read_text()) == has_lists
+    assert (
+        "is in order of time: docs/models.md#histories on `din`" in Path("job.toml").read_text()
+    ) == has_lists
     trained = invoke(worker, "train", "job.toml", "--json")
 
     assert trained.exit_code == 0, trained.output
