@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
-from typing import TYPE_CHECKING, cast
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
@@ -15,9 +14,6 @@ from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
 from ctr_ps.ps_worker.data.files.file_split import SplitFile
 from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
-
-if TYPE_CHECKING:
-    from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
@@ -173,9 +169,12 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
             found.merge(SlotValues(dict.fromkeys(schema.split, ("lists",))))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
+        from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 
         with suppress(DataError):  # readers report the faults of a file
-            fields = cast("ColumnReader", reader_of(path, schema, BadRows(), name)).fields(path)
+            reader = reader_of(path, schema, BadRows(), name)
+            assert isinstance(reader, ColumnReader)
+            fields = reader.fields(path)
             slots = [slot for slot in schema.slots if slot in fields.names]
             found.merge(kinds_of_values(fields, slots, schema.split))
     return found
