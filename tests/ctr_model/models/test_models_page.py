@@ -12,7 +12,7 @@ from tests.support.model_cases import small_model
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/models.md").read_text()
-MODEL_ROWS, OPTION_ROWS, TASK_OPTION_ROWS, ZOO_ROWS = 0, 1, 2, 3
+MODEL_ROWS, OPTION_ROWS, ZOO_ROWS = 0, 1, 3
 
 
 def rows(part: int) -> dict[str, list[str]]:
@@ -55,13 +55,24 @@ def test_every_option_is_listed_with_its_models_and_its_default() -> None:
     assert listed == {model: options_of(model) for model in MODELS}
 
 
-def test_every_option_of_several_labels_is_listed_with_its_default() -> None:
-    listed: dict[str, dict[str, object]] = {model: {} for model in TASK_MODELS}
-    for option, (models, default, _) in rows(TASK_OPTION_ROWS).items():
-        for model in names(models):
-            listed[model][option] = json.loads(default.strip("`"))
+def given(text: str) -> dict[str, object]:
+    """Returns the options in a text, each with its default."""
+    return {name: json.loads(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", text)}
 
-    assert listed == {model: options_of(model) for model in TASK_MODELS}
+
+def test_every_option_of_several_labels_is_listed_with_its_default() -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    part = PAGE.split("\n## Several labels\n")[1].split("\n## ")[0]
+    (of_all,) = re.findall(r"^All (have .*)\.$", part, re.M)
+    for model in (*TASK_MODELS, "two_towers"):
+        (own,) = re.findall(rf"^- `{model}` .*$", part, re.M)
+        listed = given(own)
+        for options in of_all.split("; all but "):
+            if not options.startswith(f"`{model}`"):
+                listed |= given(options)
+        if model == "two_towers":
+            listed["item"] = inspect.Parameter.empty
+        assert listed == options_of(model), model
 
 
 def test_every_option_of_the_zoo_is_listed_with_its_default() -> None:
@@ -69,13 +80,11 @@ def test_every_option_of_the_zoo_is_listed_with_its_default() -> None:
     pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     assert list(rows(ZOO_ROWS)) == list(ZOO)
 
-    def options(text: str) -> dict[str, object]:
-        return {name: json.loads(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", text)}
-
-    line = next(line for line in PAGE.splitlines() if line.startswith("All have "))
-    of_all, of_histories = (options(part) for part in line.split("`bst` and `din` also"))
+    part = PAGE.split("\n## Zoo\n")[1]
+    line = next(line for line in part.splitlines() if line.startswith("All have "))
+    of_all, of_histories = (given(part) for part in line.split("`bst` and `din` also"))
     for name, (_, own, _) in rows(ZOO_ROWS).items():
-        listed = {**of_all, **options(own)}
+        listed = {**of_all, **given(own)}
         if name in ("bst", "din"):
             listed |= {**of_histories, "histories": None}
         if name == "din":
