@@ -46,9 +46,9 @@ ZOO = {
 
 TASK_MODELS = {
     "esmm": "esmm:Esmm",
-    "mmoe": "mmoe:Mmoe",
-    "ple": "ple:Ple",
-    "pepnet": "pepnet:PepNet",
+    "mmoe": "several_labels:Mmoe",
+    "ple": "several_labels:Ple",
+    "pepnet": "several_labels:PepNet",
 }
 """Those that learn several labels."""
 

@@ -53,9 +53,7 @@ class Esmm(nn.Module):
             Task(conversion, labels=(1,), given=(0,)),
             Task(f"{click}_and_{conversion}", labels=(0, 1)),
         )
-        self.input = PooledInput(
-            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots
-        )
+        self.input = PooledInput(schema, dim, init_range, pooling, slots)
         widths = [self.input.width, *hidden, 1]
         click_network, conversion_network = (Perceptron(widths, dropout) for _ in range(2))
         numbered(self, "ctr", click_network.children())

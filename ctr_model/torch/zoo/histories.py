@@ -27,9 +27,7 @@ class Inputs(PooledInput):
         require_widths(max_length=max_length)
         targets = dict(schema.shares if histories is None else histories)
         _require_histories(schema, targets, slots)
-        super().__init__(
-            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, apart=targets
-        )
+        super().__init__(schema, dim, init_range, pooling, slots, apart=targets)
         self.targets, self._max_length = targets, max_length
         self.rows = nn.ModuleList(self.embedding([name], "none") for name in targets)
 

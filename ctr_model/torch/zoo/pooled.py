@@ -24,10 +24,9 @@ class PooledInput(nn.Module):
     def __init__(
         self,
         schema: Schema,
-        *,
         dim: int,
         init_range: float,
-        pooling: Pooling = "sum",
+        pooling: Pooling,
         slots: Mapping[str, SlotOptions] = {},
         apart: Collection[str] = (),
     ) -> None:
@@ -117,12 +116,3 @@ def numbered(module: nn.Module, name: str, layers: Iterable[nn.Module]) -> nn.Mo
     for number, layer in enumerate(found, start=1):
         module.add_module(f"{name}{number}", layer)
     return found
-
-
-def require_several(schema: Schema) -> None:
-    """Raises ValueError unless the schema has two labels or more."""
-    if not schema.other_labels:
-        raise ValueError(
-            "this model learns several labels, but the schema names none or one: set labels = "
-            '["click", "conversion"] in it, for example'
-        )

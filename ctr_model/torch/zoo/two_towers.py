@@ -54,7 +54,7 @@ class TwoTowers(nn.Module):
             raise ValueError(f"log_share is {log_share!r}, expected a number: {', '.join(names)}")
         self._share = names.index(log_share) if log_share else None
         self._temperature = temperature
-        self.input = PooledInput(schema, dim=dim, init_range=init_range, pooling=pooling)
+        self.input = PooledInput(schema, dim, init_range, pooling)
         user = self.input.columns([slot for slot in schema.slots if slot not in item])
         numbers = [place for place in range(schema.num_dense) if place != self._share]
         of_user = torch.cat([torch.tensor(numbers, dtype=torch.int64), user])
