@@ -10,7 +10,10 @@ from tests.models_of_others import PAGE, Row, measure
 from tests.support import models_of_others
 from tests.support.needs import lacking
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of code of others
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of code of others
+    pytest.mark.timeout(300),
+]
 
 LINES = [
     tuple(cell.strip() for cell in line.split("|")[1:-1])
