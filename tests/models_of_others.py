@@ -3,7 +3,6 @@
 python -m tests.models_of_others [PACKAGE ...]     # about 10 minutes for all three
 """
 
-import gc
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -81,7 +80,6 @@ def tables_on(num_servers: int) -> Iterator[Tables]:
         if num_servers:
             servers = stack.enter_context(cluster(num_servers=num_servers)).endpoints
         yield stack.enter_context(open_tables(servers=servers, optimizer=SGD))
-    gc.collect()  # each table reserves 1/64 of a process's addresses
 
 
 def train(
