@@ -249,7 +249,7 @@ def test_a_file_without_one_of_the_labels_is_for_prediction(tmp_path: Path) -> N
 def test_a_format_without_names_has_one_label(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("1\ta\tb\tc\n")
 
-    with pytest.raises(DataError, match=r"'bought' as column of other labels.*use CSV"):
+    with pytest.raises(DataError, match=r"'bought' as column of other labels.*such as CSV"):
         rows_of(str(tmp_path / "rows.tsv"))
 
 
