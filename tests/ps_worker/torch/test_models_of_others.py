@@ -20,7 +20,7 @@ LINES = [
     for line in PAGE.read_text().splitlines()
     if line.startswith("|") and "---" not in line
 ][1:]
-FAST = {("torch-rechub", "YoutubeDNN"), ("deepctr-torch", "DIEN")}
+FAST = {("torch-rechub", "YoutubeDNN"), ("deepctr-torch", "PNN")}
 
 
 def cases(package: str) -> dict[str, models_of_others.Case]:
