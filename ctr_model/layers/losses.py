@@ -90,7 +90,7 @@ def cross_entropy(
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss, and the mapping of logits to probabilities, [B, K] for the labels [B, T] of K tasks."""
+    """A loss, and the mapping of logits to probabilities."""
 
     shape: tuple[int, ...]  # shape of an example's logits; () for one logit
     probabilities: Callable[[Floats, Floats], None]  # a function like `sigmoid_probabilities`

@@ -120,14 +120,14 @@ class MlpBuffers:
 class Mlp:
     """A multilayer perceptron of given widths."""
 
-    def __init__(self, widths: Sequence[int], *, name: str = "fc") -> None:
-        self.widths = tuple(widths)
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = tuple(widths)
         self.segments = tuple(
             segment
             for i, (fan_in, width) in enumerate(pairwise(widths), start=1)
             for segment in (
-                Segment(name=f"{name}{i}.weight", shape=(fan_in, width), init_std=fan_in**-0.5),
-                Segment(name=f"{name}{i}.bias", shape=(width,), init_std=0.0),
+                Segment(name=f"fc{i}.weight", shape=(fan_in, width), init_std=fan_in**-0.5),
+                Segment(name=f"fc{i}.bias", shape=(width,), init_std=0.0),
             )
         )
 
@@ -138,7 +138,7 @@ class Mlp:
         dropout: Dropout | None = None,
     ) -> MlpBuffers:
         """Returns buffers for batches of up to `max_batch_size`."""
-        return MlpBuffers(self.widths, max_batch_size, new_product, dropout)
+        return MlpBuffers(self._widths, max_batch_size, new_product, dropout)
 
     def forward(self, tensors: Tensors, buffers: MlpBuffers, size: int) -> Floats:
         """Returns the output for the X of `size` examples and the tensors of `segments`."""
