@@ -52,6 +52,13 @@ class Batch:
         """Sum of the weights; B without weights."""
         return self.size if self.weights is None else float(self.weights.sum(dtype=np.float64))
 
+    @property
+    def all_labels(self) -> NDArray[np.float32] | None:
+        """The labels of all tasks, float32[B], of several float32[B, T]; None for rows without labels."""
+        if self.labels is None or self.other_labels is None:
+            return self.labels
+        return np.column_stack([self.labels, self.other_labels])
+
     def row_columns(self) -> dict[str, NDArray[Any]]:
         """Returns the `ROW_COLUMNS` that the batch has, by name."""
         columns = {name: getattr(self, name) for name in ROW_COLUMNS}

@@ -48,10 +48,10 @@ def require_batch(
 
 def labels_of(batch: Batch, num_labels: int = 1) -> Floats:
     """Returns the labels float32[B], of several float32[B, T]; ModelInputError unless there are that many."""
-    if batch.labels is None:
+    labels = batch.all_labels
+    if labels is None:
         raise ModelInputError("cannot compute a gradient: the batch has no labels")
-    _require_equal("number of labels", batch.labels.size, batch.size)
-    labels = all_labels_of(batch)
+    _require_equal("number of labels", len(labels), batch.size)
     found = 1 if labels.ndim == 1 else labels.shape[1]
     if found != num_labels:
         raise ModelInputError(
@@ -59,14 +59,6 @@ def labels_of(batch: Batch, num_labels: int = 1) -> Floats:
             f"{found}: name those of the model in the schema, as label = or labels ="
         )
     return labels
-
-
-def all_labels_of(batch: Batch) -> Floats:
-    """Returns the labels of a labelled batch, float32[B], of several float32[B, T]."""
-    assert batch.labels is not None
-    if batch.other_labels is None:
-        return batch.labels
-    return np.column_stack([batch.labels, batch.other_labels])
 
 
 def require_tasks(name: str, schema: Schema, tasks: Sequence[Task]) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model import batch as numpy_batch
-from ctr_ps.ctr_model.models.checks import all_labels_of
 from ctr_ps.ctr_model.parameters import Ints, Lookup, Lookups, ModelInputError
 
 
@@ -51,9 +50,10 @@ class Batch:
 
 def batch_of(batch: numpy_batch.Batch, lookups: Lookups, *, needs_grad: bool) -> Batch:
     """Returns a batch and its lookups as tensors, without a copy."""
+    labels = batch.all_labels
     return Batch(
         dense=tensor_of(batch.dense),
-        labels=None if batch.labels is None else tensor_of(all_labels_of(batch)),
+        labels=None if labels is None else tensor_of(labels),
         weights=None if batch.weights is None else tensor_of(batch.weights),
         rows={
             name: Rows(

@@ -19,7 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ctr_ps.ctr_model.layers.pooling import pool_slots, scatter_slots
+from ctr_ps.ctr_model.layers.pooling import (
+    pool_slots,
+    require_range,
+    require_widths,
+    scatter_slots,
+)
 from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.ctr_model.parameters import Lookup, ModelInputError
 from ctr_ps.ctr_model.schema import Schema
@@ -80,10 +85,8 @@ class SlotEmbedding(Front):
         negative, the pooling unknown, or "none" beside histories.
         """
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim is {dim}, expected at least 1")
-        if not init_range >= 0:
-            raise ValueError(f"init_range is {init_range}, expected a number >= 0")
+        require_widths(dim=dim)
+        require_range(init_range)
         if pooling not in ("sum", "mean", "max", "none"):
             raise ValueError(f"pooling is {pooling!r}, expected sum, mean, max or none")
         if histories and pooling == "none":

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from inspect import ismodule
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -21,6 +21,7 @@ from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
 from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.fleet.words.program import Loss
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
 from ctr_ps.ps_worker.fleet.words.unknown import called_as, wrong_calls
 from ctr_ps.ps_worker.job import override_job
@@ -131,14 +132,6 @@ class Executor:
         FLEET.stop_worker()
 
 
-@runtime_checkable
-class Program(Protocol):
-    """The loss of a static program (words/program.py), which says the model."""
-
-    def model_of_program(self, seed: int) -> Model:
-        """Returns the model, with initial values by `seed`."""
-
-
 class DistributedOptimizer:
     """Trains a model on servers."""
 
@@ -162,7 +155,7 @@ class DistributedOptimizer:
 
     def minimize(
         self,
-        model: Model | Program,
+        model: Model | Loss,
         *,
         seed: int = 0,
         log_every_s: float = 5.0,
@@ -190,7 +183,7 @@ class DistributedOptimizer:
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
         """
-        if isinstance(model, Program):
+        if isinstance(model, Loss):
             model = model.model_of_program(seed)
         if clip_norm and self._clip_norm and clip_norm != self._clip_norm:
             raise UsageError(

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ctr_ps.ctr_model.layers.pooling import require_range, require_widths
 from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
 from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_counts, require_finite
@@ -55,10 +56,8 @@ class TableModule(nn.Module):
         super().__init__()
         if not spec.name:
             raise ValueError("table is '', expected the name of the table")
-        if spec.dim < 1:
-            raise ValueError(f"dim is {spec.dim}, expected at least 1")
-        if not spec.init_range >= 0:
-            raise ValueError(f"init_range is {spec.init_range}, expected a number >= 0")
+        require_widths(dim=spec.dim)
+        require_range(spec.init_range)
         self.spec = spec  # its table. Modules of the same table share its rows.
         self._parameters["weight"] = nn.Parameter(torch.empty(0, spec.dim))
         self.tables: Tables | None = None  # the attached tables, if any

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ctr_ps.ctr_model.layers.pooling import Pooling, require_range, require_widths
+from ctr_ps.ctr_model.layers.pooling import Pooling
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch
 from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
@@ -21,8 +21,6 @@ class Fields(nn.Module):
 
     def __init__(self, schema: Schema, *, dim: int, init_range: float, pooling: Pooling) -> None:
         super().__init__()
-        require_widths(dim=dim)
-        require_range(init_range)
         self.count = schema.num_dense + len(schema.slots)
         self.embedding = SlotEmbedding(
             dim=dim, init_range=init_range, pooling=pooling, table="embedding"

@@ -31,11 +31,11 @@ _INITIALIZERS: Mapping[str, Callable[..., Tensor]] = {
 class Program(nn.Module):
     """Computes the logits by operations on earlier results, each float32[B, W]; the last one is the logits.
 
-    An operation has its name `op`, `inputs`, which are indices of operations, and:
+    An operation has its name `op`, its `width` W, `inputs`, which are indices of operations, and:
 
     - "dense": the dense columns
-    - "embedding": `slot`, `table`, `dim`, `pooling`, `init_range`
-    - "fc": `size`, `bias` (whether it has one), `weight`: an initializer's name and arguments, or none
+    - "embedding": `slot`, `table`, `pooling`, `init_range`
+    - "fc": `bias` (whether it has one), `weight`: an initializer's name and arguments, or none
     - "dropout": `rate`
     - "concat": of the inputs; "sum": over W, float32[B, 1]; "log_odds": of two classes, x_1 - x_0
     - the names of `ELEMENTWISE`
@@ -46,41 +46,30 @@ class Program(nn.Module):
         self.operations = operations
         self.layers = nn.ModuleDict()
         self.embeddings = nn.ModuleDict()  # one for each table and pooling, whatever the slots
-        self._places: dict[
-            int, tuple[str, int]
-        ] = {}  # of an operation: its embedding, and the slot there
+        # of an operation: its embedding, and the slot there
+        self._places: dict[int, tuple[str, int]] = {}
         slots: dict[str, list[str]] = {}
-        widths: list[int] = []
         for index, each in enumerate(operations):
-            inputs = [widths[i] for i in each.get("inputs", ())]
             match each["op"]:
-                case "dense":
-                    widths.append(schema.num_dense)
                 case "embedding":
                     name = f"{each['table']}_{each['pooling']}"
                     self._places[index] = (name, len(slots.setdefault(name, [])))
                     slots[name].append(each["slot"])
-                    widths.append(each["dim"])
                 case "fc":
-                    layer = nn.Linear(inputs[0], each["size"], bias=each["bias"])
+                    inputs = operations[each["inputs"][0]]["width"]
+                    layer = nn.Linear(inputs, each["width"], bias=each["bias"])
                     if each["weight"]:
                         initializer, *arguments = each["weight"]
                         _INITIALIZERS[initializer](layer.weight, *arguments)
                     self.layers[str(index)] = layer
-                    widths.append(each["size"])
                 case "dropout":
                     self.layers[str(index)] = nn.Dropout(each["rate"])
-                    widths.append(inputs[0])
-                case op:
-                    widths.append(
-                        {"concat": sum(inputs), "sum": 1, "log_odds": 1}.get(op, max(inputs))
-                    )
         for index, (name, _) in self._places.items():
             if name not in self.embeddings:
                 of = operations[index]
                 self.embeddings[name] = SlotEmbedding(
                     slots[name],
-                    dim=of["dim"],
+                    dim=of["width"],
                     pooling=of["pooling"],
                     init_range=of["init_range"],
                     table=of["table"],
@@ -91,7 +80,7 @@ class Program(nn.Module):
         rows = {name: embedding(batch) for name, embedding in self.embeddings.items()}
         values: list[Tensor] = []
         for index, each in enumerate(self.operations):
-            inputs = [values[i] for i in each.get("inputs", ())]
+            inputs = [values[i] for i in each["inputs"]]
             match each["op"]:
                 case "dense":
                     value = batch.dense

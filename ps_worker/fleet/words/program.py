@@ -76,7 +76,8 @@ def _listed(result: Variable) -> list[dict[str, Any]]:
             raise UsageError(f"the keys of {each.name!r} are used without a sparse_embedding")
         if id(each) not in places:
             inputs = [place(one) for one in each.inputs]
-            operations.append({"op": each.op, "inputs": inputs, **each.settings})
+            of_all = {"op": each.op, "width": each.width, "inputs": inputs}
+            operations.append({**of_all, **each.settings})
             places[id(each)] = len(operations) - 1
         return places[id(each)]
 
@@ -183,7 +184,6 @@ def sparse_embedding(
     settings = {
         "slot": input.name,
         "table": attr.name or f"embedding_{_PROGRAM.num_tables}",
-        "dim": size[1],
         "pooling": "sum",
         "init_range": _range_of(attr.initializer),
     }
@@ -216,7 +216,7 @@ def fc(
     """Returns activation(W x + b), [B, size]; several x are concatenated."""
     inputs = x if isinstance(x, Variable) else concat(x)
     weight = None if weight_attr is None else weight_attr.initializer
-    settings = {"size": size, "bias": bias_attr is not False, "weight": list(weight or ())}
+    settings = {"bias": bias_attr is not False, "weight": list(weight or ())}
     found = Variable("fc", size, (inputs,), settings)
     return found if activation is None else operation(activation)(found)
 

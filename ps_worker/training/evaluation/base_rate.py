@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import Task
@@ -33,8 +32,10 @@ def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
     events, given, rows = np.full(len(tasks), 0.5), np.ones(len(tasks)), 0
     with closing(each for each in head) as batches:
         for batch in batches:
-            labels = _labels(batch)
-            if labels is None or max(max(task.labels) for task in tasks) >= labels.shape[1]:
+            if batch.all_labels is None:
+                return ()
+            labels = batch.all_labels.reshape(batch.size, -1) > 0.5
+            if max(max(task.labels) for task in tasks) >= labels.shape[1]:
                 return ()
             weights = np.ones(batch.size) if batch.weights is None else batch.weights
             for k, task in enumerate(tasks):
@@ -46,13 +47,6 @@ def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
                 break
     rates = np.clip(events / given, _LEAST_RATE, 1.0 - _LEAST_RATE)
     return tuple(rates.tolist()) if rows else ()
-
-
-def _labels(batch: Batch) -> NDArray[np.bool_] | None:
-    if batch.labels is None:
-        return None
-    others = [] if batch.other_labels is None else [batch.other_labels]
-    return np.column_stack([batch.labels, *others]) > 0.5
 
 
 @dataclass(slots=True)

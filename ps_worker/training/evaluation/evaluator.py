@@ -129,9 +129,9 @@ def json_value(value: object) -> object:
 def _add_tasks(
     metrics: Evaluation, tasks: Sequence[Task], batch: Batch, predictions: NDArray[np.float32]
 ) -> None:
-    if batch.labels is None or batch.other_labels is None:
+    labels = batch.all_labels
+    if labels is None or batch.other_labels is None:
         return
-    labels = np.column_stack([batch.labels, batch.other_labels])  # [B, T]
     for k, task in enumerate(tasks):
         counts = (labels[:, task.given] == 1).all(axis=1)
         _add(

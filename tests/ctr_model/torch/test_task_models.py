@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from ctr_ps import Predictor, Trainer  # noqa: E402
-from ctr_ps.ctr_model.models.checks import all_labels_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import FlatLayout, ModelInputError  # noqa: E402
 from ctr_ps.ctr_model.registry import TASK_MODELS, build_model, name_of, with_logit_offset  # noqa: E402
 from ctr_ps.ctr_model.schema import Schema  # noqa: E402
@@ -125,7 +124,7 @@ def test_gradients_agree_in_float64(name: str) -> None:
     workspace.take(torch.from_numpy(case.params))
     module = workspace.module.double()
     names = [name for name, _ in module.named_parameters()]
-    labels = torch.from_numpy(all_labels_of(case.batch)).double()
+    labels = torch.from_numpy(case.batch.all_labels).double()
 
     def losses(rows: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         batch = Batch(

@@ -276,7 +276,7 @@ def test_modules_of_one_table_that_do_not_agree_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0, "table": "t"}, "dim is 0, expected at least 1"),
+        ({"dim": 0, "table": "t"}, "dim is 0, expected widths of at least 1"),
         ({"dim": 1, "table": ""}, "expected the name of the table"),
         ({"dim": 1, "table": "t", "init_range": -1.0}, "init_range is -1.0"),
         ({"dim": 1, "table": "t", "mode": "min"}, "mode is 'min', expected 'sum', 'mean' or 'max'"),
