@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,55 +231,59 @@ _LINEAR, _LOG1P, _QUANTILE = range(3)
 _SMALL = 1024
 
 
+class _Columns(NamedTuple):
+    """Dense columns as arrays for the kernel, C of them."""
+
+    kinds: NDArray[np.int64]
+    shifts: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    missing: NDArray[np.float32]
+    indicators: NDArray[np.int64]  # the input of each one's indicator; -1: it has none
+    starts: NDArray[np.int64]  # int64[C + 1], of each one's boundaries
+    boundaries: NDArray[np.float64]
+
+
 class DenseScaling:
-    """The transforms of dense columns as arrays for the kernel; `width` inputs. Thread-safe."""
+    """The transforms of dense columns; `width` inputs. Thread-safe."""
 
     def __init__(self, columns: Sequence[DenseColumn]) -> None:
         spans = np.array([column.span for column in columns], np.float64).reshape(-1, 2)
         has_indicator = np.array([column.missing_indicator for column in columns], np.bool_)
+        boundaries = [boundary for column in columns for boundary in column.boundaries]
         lengths = [len(column.boundaries) for column in columns]
-        self.width = len(columns) + int(has_indicator.sum())
         kinds = {"log1p": _LOG1P, "quantile": _QUANTILE}
-        self._kinds = np.array([kinds.get(each.transform, _LINEAR) for each in columns], np.int64)
-        self._shifts, self._scales = spans[:, 0].copy(), spans[:, 1].copy()
-        self._missing = np.array([column.missing for column in columns], np.float32)
-        self._indicators = np.where(has_indicator, len(columns) - 1 + has_indicator.cumsum(), -1)
-        self._starts = np.cumsum([0, *lengths], dtype=np.int64)
-        self._boundaries = np.array(
-            [boundary for column in columns for boundary in column.boundaries], np.float64
+        self.width = len(columns) + int(has_indicator.sum())
+        self._columns = _Columns(
+            kinds=np.array([kinds.get(each.transform, _LINEAR) for each in columns], np.int64),
+            shifts=spans[:, 0].copy(),
+            scales=spans[:, 1].copy(),
+            missing=np.array([column.missing for column in columns], np.float32),
+            indicators=np.where(has_indicator, len(columns) - 1 + has_indicator.cumsum(), -1),
+            starts=np.cumsum([0, *lengths], dtype=np.int64),
+            boundaries=np.array(boundaries, np.float64),
         )
         self._small: NDArray[np.float32] | None = None
 
     def scale(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns float32[N, width] for `values` float64[N, number of columns], nan where missing."""
-        if values.ndim != 2 or values.shape[1] != len(self._kinds):
+        num_columns = len(self._columns.kinds)
+        if values.ndim != 2 or values.shape[1] != num_columns:
             raise ValueError(
-                f"the numbers have shape {values.shape!r}, expected {len(self._kinds)} columns"
+                f"the numbers have shape {values.shape!r}, expected {num_columns} columns"
             )
         # Lazy, as many schemas never scale. Two threads may both compute it.
         if self._small is None:
-            none = np.empty((0, len(self._kinds)), np.float32)
-            counts = np.arange(_SMALL, dtype=np.float64).repeat(len(self._kinds))
+            none = np.empty((0, num_columns), np.float32)
+            counts = np.arange(_SMALL, dtype=np.float64).repeat(num_columns)
             scaled = self._scaled(counts.reshape(_SMALL, -1), none)
-            self._small = np.ascontiguousarray(scaled[:, : len(self._kinds)])
+            self._small = np.ascontiguousarray(scaled[:, :num_columns])
         return self._scaled(np.ascontiguousarray(values, np.float64), self._small)
 
     def _scaled(
         self, values: NDArray[np.float64], small: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         scaled = np.empty((len(values), self.width), np.float32)
-        _scale(
-            values,
-            self._kinds,
-            self._shifts,
-            self._scales,
-            self._missing,
-            self._indicators,
-            self._starts,
-            self._boundaries,
-            small,
-            scaled,
-        )
+        _scale(values, self._columns, small, scaled)
         return scaled
 
 
@@ -302,54 +306,32 @@ def _rank(x: float, boundaries: NDArray[np.float64], start: int, stop: int) -> f
 
 
 @kernel
-def _transformed(
-    x: float,
-    kind: int,
-    shift: float,
-    scale: float,
-    boundaries: NDArray[np.float64],
-    start: int,
-    stop: int,
-) -> np.float32:
-    """Returns the model input for x, in a column with `boundaries[start:stop]`."""
-    if kind == _LOG1P:
+def _transformed(x: float, columns: _Columns, column: int) -> np.float32:
+    """Returns the model input for x, in a column."""
+    if columns.kinds[column] == _LOG1P:
         x = np.copysign(np.log1p(np.abs(x)), x)
-    elif kind == _QUANTILE:
-        x = _rank(x, boundaries, start, stop)
-    return np.float32((x - shift) / scale)
+    elif columns.kinds[column] == _QUANTILE:
+        x = _rank(x, columns.boundaries, columns.starts[column], columns.starts[column + 1])
+    return np.float32((x - columns.shifts[column]) / columns.scales[column])
 
 
 @kernel
 def _scale(
     values: NDArray[np.float64],
-    kinds: NDArray[np.int64],
-    shifts: NDArray[np.float64],
-    scales: NDArray[np.float64],
-    missing: NDArray[np.float32],
-    indicators: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    boundaries: NDArray[np.float64],
+    columns: _Columns,
     small: NDArray[np.float32],
     scaled: NDArray[np.float32],
 ) -> None:
-    """Overwrites `scaled` float32[N, width]; `small` float32[n, columns] holds the scaled 0, ..., n - 1."""
+    """Overwrites `scaled` float32[N, width]; `small` float32[n, C] holds the scaled 0, ..., n - 1."""
     for row in range(len(values)):
-        for column in range(len(kinds)):
+        for column in range(len(columns.kinds)):
             x = values[row, column]
             is_missing = np.isnan(x)
-            if indicators[column] >= 0:
-                scaled[row, indicators[column]] = np.float32(is_missing)
+            if columns.indicators[column] >= 0:
+                scaled[row, columns.indicators[column]] = np.float32(is_missing)
             if is_missing:
-                scaled[row, column] = missing[column]
+                scaled[row, column] = columns.missing[column]
             elif 0.0 <= x < len(small) and x == np.floor(x):
                 scaled[row, column] = small[int(x), column]
             else:
-                scaled[row, column] = _transformed(
-                    x,
-                    kinds[column],
-                    shifts[column],
-                    scales[column],
-                    boundaries,
-                    starts[column],
-                    starts[column + 1],
-                )
+                scaled[row, column] = _transformed(x, columns, column)
