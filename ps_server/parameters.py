@@ -322,7 +322,7 @@ class Parameters:
         for name, rows in state.rows.items():
             state_transfer.write_rows(self._tables[name], rows, draw)
         for name, block in state.blocks.items():
-            state_transfer.write_block(self._blocks[name], block)
+            self._blocks[name].restore(block)
 
     def before(self, gradients: Gradients, step: Version) -> BeforeStep:
         """Returns the values that a step with these gradients will change."""

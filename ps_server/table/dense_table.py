@@ -12,6 +12,7 @@ from ctr_ps.protos.gradients import DenseGrad, Values, require_examples
 from ctr_ps.protos.placement import ONE_SERVER, ShardMap
 from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import DenseSegment, DenseSpec
+from ctr_ps.protos.store import BlockState
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state, optimizer_of
 from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
 from ctr_ps.ps_server.table.contents import DensePiece
@@ -127,7 +128,7 @@ class DenseTable:
                 scalars=self._state[slots * self.length :].copy(),
             )
 
-    def restore(self, piece: DensePiece) -> None:
+    def restore(self, piece: DensePiece | BlockState) -> None:
         """Overwrites weights and optimizer state; raises CheckpointError before that for other shapes."""
         found = (piece.weights.shape, piece.element_state.shape, piece.scalars.shape)
         expected = ((self.length,), *self.state_shapes)

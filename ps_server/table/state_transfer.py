@@ -6,7 +6,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys, require_unique
 from ctr_ps.protos.store import BlockState, RowStates
-from ctr_ps.ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 
@@ -42,7 +42,7 @@ def check_rows(table: SparseTable, rows: RowStates) -> None:
 
 
 def check_block(block: DenseTable, state: BlockState) -> None:
-    """Raises ProtocolError if `write_block` cannot write this state."""
+    """Raises ProtocolError if `block.restore` cannot write this state."""
     what = f"dense block {block.spec.name!r}"
     _require_optimizer(what, state.optimizer, block.spec.optimizer.name)
     expected = (block.length,), *block.state_shapes
@@ -57,18 +57,6 @@ def write_rows(table: SparseTable, rows: RowStates, draw: int) -> None:
     table.write(
         Rows(keys=rows.keys, weights=rows.weights, state=rows.state, statistics=no_statistics),
         draw=draw,
-    )
-
-
-def write_block(block: DenseTable, state: BlockState) -> None:
-    """Overwrites a piece with a state that `check_block` accepted."""
-    block.restore(
-        DensePiece(
-            start=block.piece.start,
-            weights=state.weights,
-            element_state=state.element_state,
-            scalars=state.scalars,
-        )
     )
 
 
