@@ -17,9 +17,8 @@ from ctr_ps.ctr_model.models.checks import require_tasks
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Compute, Model, module_class_of, tasks_of
-from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
+from ctr_ps.ctr_model.models.summed import DeepFm, Fm, LogisticRegression, WideDeep
 from ctr_ps.ctr_model.schema import Schema
 
 ModelClass = Callable[..., Model]
@@ -34,18 +33,18 @@ MODELS: dict[str, ModelClass] = {
 }
 
 ZOO = {
-    "auto_int": "auto_int:AutoInt",
-    "bst": "bst:Bst",
-    "din": "din:Din",
-    "final_mlp": "gated:FinalMlp",
-    "gdcn": "gated:Gdcn",
-    "mask_net": "gated:MaskNet",
-    "wukong": "wukong:Wukong",
+    "auto_int": "fields:AutoInt",
+    "bst": "histories:Bst",
+    "din": "histories:Din",
+    "final_mlp": "fields:FinalMlp",
+    "gdcn": "fields:Gdcn",
+    "mask_net": "fields:MaskNet",
+    "wukong": "fields:Wukong",
 }
 """Published models as PyTorch modules, each with its file in ctr_model/torch/zoo and its class."""
 
 TASK_MODELS = {
-    "esmm": "esmm:Esmm",
+    "esmm": "several_labels:Esmm",
     "mmoe": "several_labels:Mmoe",
     "ple": "several_labels:Ple",
     "pepnet": "several_labels:PepNet",

@@ -7,8 +7,7 @@ from ctr_ps.ctr_model.layers.pooling import require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.fm import DeepFm, Fm
-from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
+from ctr_ps.ctr_model.models.summed import DeepFm, Fm, LogisticRegression, WideDeep
 from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookup, Segment
 from ctr_ps.ctr_model.registry import with_compute
 

@@ -1,4 +1,4 @@
-"""Models whose logit is a sum of a first-order part, products of pairs, and a perceptron.
+"""Models whose logit is a sum of parts: LR, wide & deep, FM and DeepFM.
 
     first-order    bias + sum over numbers of weight * number + sum over keys and crosses of w_key    [B]
     pairs          sum over pairs i < j of an example's keys of <v_i, v_j>                            [B]
@@ -14,9 +14,21 @@ keys. They are summed as
 
 which takes one pass over the n keys instead of their pairs, like Rendle's 1/2 (|sum of v|^2 - sum of |v|^2),
 but without cancellation of large numbers.
+
+    sigmoid(first-order)                        LR: logistic regression
+    sigmoid(first-order + perceptron)           wide & deep
+    sigmoid(first-order + pairs)                FM: a factorization machine
+    sigmoid(first-order + pairs + perceptron)   DeepFM
+
+Only wide & deep has crosses, and keeps the table of weights sparse by FTRL. Parts are trained jointly.
+
+Cheng et al., "Wide & deep learning for recommender systems", DLRS 2016. As there, the wide part covers
+categorical features and crosses; in PaddlePaddle's examples it only covers the numbers. Rendle,
+"Factorization machines", ICDM 2010. Guo, Tang, Ye, Li and He, "DeepFM: a factorization-machine based neural
+network for CTR prediction", IJCAI 2017.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +36,15 @@ import numpy as np
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.layers.mlp import Mlp
-from ctr_ps.ctr_model.layers.pooling import PooledSlots, require_widths
+from ctr_ps.ctr_model.layers.pooling import (
+    PooledSlots,
+    Pooling,
+    SlotOptions,
+    require_range,
+    require_widths,
+)
 from ctr_ps.ctr_model.models.click_model import ClickModel
-from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.models.model import EmbeddingTable, keeps_origin
 from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, Segment, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
 
@@ -165,3 +183,95 @@ def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Float
             row = np.uintp(lookup.inverse[i])
             for d in range(dim):
                 out[row, d] += grad[b] * (sums[b, d] - rows[row, d])
+
+
+@keeps_origin
+class LogisticRegression(SummedModel):
+    """Logistic regression."""
+
+    refused_options = dict.fromkeys(
+        ("pooling", "slots"), "it has one weight for each key, and adds the weights of all keys"
+    )
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(schema, linear=EmbeddingTable(name="linear", dim=1, learning_rate=0.1))
+
+
+# Gradients are means over a batch, so this `beta` corresponds to 1 in the formula with sums for batches of
+# about 30 examples; larger batches need smaller `beta` and `l1`.
+_WIDE_OPTIMIZER: Mapping[str, str | float] = {
+    "name": "ftrl",
+    "learning_rate": 0.1,
+    "beta": 0.03,
+    "l1": 0.01,
+}
+
+
+@keeps_origin
+class WideDeep(SummedModel):
+    """Wide & deep."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 10,
+        hidden: Sequence[int] = (400, 400, 400),
+        init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
+        crosses: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Builds the network; `crosses` are pairs of slots in the wide part, other options as in `CtrDnn`."""
+        x = PooledSlots(schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots)
+        pairs = tuple(
+            (schema.slot_index(a, where="crosses"), schema.slot_index(b, where="crosses"))
+            for a, b in crosses
+        )
+        wide = EmbeddingTable(name="wide", dim=1, crosses=pairs, optimizer=_WIDE_OPTIMIZER)
+        super().__init__(schema, linear=wide, x=x, hidden=hidden)
+
+
+_LINEAR = EmbeddingTable(name="linear", dim=1)
+
+
+@keeps_origin
+class Fm(SummedModel):
+    """A factorization machine."""
+
+    refused_options = dict.fromkeys(
+        ("pooling", "slots"),
+        "it multiplies the embeddings of all pairs of keys, so nothing is pooled and all slots have one dim",
+    )
+
+    def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
+        """Builds the model; raises ValueError if the width is less than 1, or the range negative."""
+        require_widths(dim=dim)
+        require_range(init_range)
+        embedding = EmbeddingTable(name="embedding", dim=dim, init_range=init_range)
+        super().__init__(schema, linear=_LINEAR, pairs=embedding)
+
+
+@keeps_origin
+class DeepFm(SummedModel):
+    """DeepFM."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 10,
+        hidden: Sequence[int] = (400, 400, 400),
+        init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
+    ) -> None:
+        """Builds the network; options and errors as for `CtrDnn`, but `slots` may set `pooling` only."""
+        x = PooledSlots(schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots)
+        for name, options in slots.items():
+            if options.get("dim", dim) != dim:
+                raise ValueError(
+                    f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
+                    f"embeddings of all slots, so all must have dim = {dim}"
+                )
+        super().__init__(schema, linear=_LINEAR, pairs=x.tables[0], x=x, hidden=hidden)

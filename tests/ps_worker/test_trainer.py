@@ -17,7 +17,7 @@ import pytest
 from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
-from ctr_ps.ctr_model.models.fm import DeepFm
+from ctr_ps.ctr_model.models.summed import DeepFm
 from ctr_ps.ctr_model.registry import MODELS
 from ctr_ps.ctr_model.schema import Schema, SchemaError, criteo_schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError

@@ -12,8 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 from ctr_ps.ctr_model.layers.pooling import Pooling, require_widths
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch
-from ctr_ps.ctr_model.torch.zoo.layers import Mlp
-from ctr_ps.ctr_model.torch.zoo.pooled import PooledInput
+from ctr_ps.ctr_model.torch.zoo.layers import Mlp, PooledInput
 
 
 class TwoTowers(nn.Module):

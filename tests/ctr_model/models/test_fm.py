@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ctr_ps.ctr_model.models.fm import DeepFm, Fm
-from ctr_ps.ctr_model.models.summed import add_interactions
+from ctr_ps.ctr_model.models.summed import DeepFm, Fm, add_interactions
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import models as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree

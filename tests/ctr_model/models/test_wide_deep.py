@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ctr_ps.ctr_model.models.summed import first_order
-from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
+from ctr_ps.ctr_model.models.summed import LogisticRegression, WideDeep, first_order
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import models as oracle

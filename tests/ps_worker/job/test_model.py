@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.models.summed import WideDeep
 from ctr_ps.ctr_model.parameters import ModelInputError
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema

@@ -19,7 +19,7 @@ from tests.support.training import job_of, train_alone
 MODEL = """
 from pathlib import Path
 
-from ctr_ps.ctr_model.models.wide_deep import LogisticRegression
+from ctr_ps.ctr_model.models.summed import LogisticRegression
 
 Path(__file__).with_name("has_run").touch()
 

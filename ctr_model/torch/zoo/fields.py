@@ -1,4 +1,4 @@
-"""Networks whose features pass gates or masks, computed from all features of the example."""
+"""Networks over features that are vectors of one width, or gated by networks of all of them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,6 +11,136 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch
 from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
 from ctr_ps.ctr_model.torch.zoo.layers import Fields, Mlp, hidden_layers
+
+
+class AutoInt(nn.Module):
+    """AutoInt: layers of H heads over the fields e_1, ..., e_F (Song et al., CIKM 2019, arXiv 1810.11921).
+
+    a_hmk = softmax over k of ⟨Q_h e_m, K_h e_k⟩                         (equation 5)
+    e'_m = relu([Σ_k a_1mk V_1 e_k | ... | Σ_k a_Hmk V_H e_k] + R e_m)   (equations 6 to 8)
+    logit = w [e'_1 | ... | e'_F] + b + MLP([e_1 | ... | e_F])           (section 4.6); the MLP if `hidden`
+    """
+
+    logit_biases = ("out.bias",)
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 10,
+        layers: int = 3,
+        heads: int = 2,
+        head_dim: int = 16,
+        hidden: Sequence[int] = (400, 400),
+        dropout: float = 0.0,
+        init_range: float = 0.01,
+        pooling: Pooling = "sum",
+    ) -> None:
+        super().__init__()
+        require_widths(layers=layers, heads=heads, head_dim=head_dim)
+        self.fields = Fields(schema, dim=dim, init_range=init_range, pooling=pooling)
+        width = heads * head_dim
+        self.layers = nn.ModuleList(
+            _Attention(inputs, heads, width) for inputs in [dim, *[width] * (layers - 1)]
+        )
+        self.out = nn.Linear(self.fields.count * width, 1)
+        self.deep = Mlp(self.fields.count * dim, hidden, dropout=dropout) if hidden else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns logits float32[B, 1]."""
+        x = fields = self.fields(batch)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.out(x.flatten(1))
+        return logits if self.deep is None else logits + self.deep(fields.flatten(1))
+
+
+class _Attention(nn.Module):
+    def __init__(self, inputs: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.residual = (
+            nn.Linear(inputs, width, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns float32[B, F, H * D'] of float32[B, F, D]."""
+        query, key, value = (
+            each(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, H, F, D']
+            for each in (self.query, self.key, self.value)
+        )
+        mixed = (query @ key.mT).softmax(3) @ value
+        return torch.relu(mixed.transpose(1, 2).flatten(2) + self.residual(x))
+
+
+class Wukong(nn.Module):
+    """Wukong: layers over F fields X [F, D]; then logit = MLP(flat X) (Zhang et al., ICML 2024).
+
+    next X = LN([FMB(X) | LCB(X)] + R X)   n + m fields; R is 1 where there were as many (section 3.4)
+    FMB(X) = MLP(LN(flat X X' Y))          n = `fm_fields`; Y [F, rank] (sections 3.5 and 3.6)
+    LCB(X) = W X                           m = `linear_fields` (section 3.7)
+
+    Numbers are fields as in `Fields`, where the paper, arXiv 2403.02545, has an MLP.
+    """
+
+    logit_biases = ("head.out.bias",)
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 10,
+        layers: int = 2,
+        fm_fields: int = 16,
+        linear_fields: int = 16,
+        rank: int = 8,
+        fm_hidden: Sequence[int] = (128,),
+        hidden: Sequence[int] = (400, 400),
+        dropout: float = 0.0,
+        init_range: float = 0.01,
+        pooling: Pooling = "sum",
+    ) -> None:
+        super().__init__()
+        require_widths(layers=layers, fm_fields=fm_fields, linear_fields=linear_fields, rank=rank)
+        require_widths(fm_hidden=fm_hidden, hidden=hidden)
+        self.fields = Fields(schema, dim=dim, init_range=init_range, pooling=pooling)
+        out = fm_fields + linear_fields
+        self.layers = nn.ModuleList(
+            _Layer(count, dim, fm_fields, linear_fields, rank, fm_hidden, dropout)
+            for count in [self.fields.count, *[out] * (layers - 1)]
+        )
+        self.head = Mlp(out * dim, hidden, dropout=dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns logits float32[B, 1]."""
+        x = self.fields(batch)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self, count: int, dim: int, n: int, m: int, rank: int, hidden: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__()
+        self.project = nn.Linear(count, rank, bias=False)
+        mlp = Mlp(count * rank, hidden, n * dim, dropout=dropout)
+        self.interact = nn.Sequential(nn.LayerNorm(count * rank), mlp)
+        self.compress = nn.Linear(count, m, bias=False)
+        same = count == n + m
+        self.residual = nn.Identity() if same else nn.Linear(count, n + m, bias=False)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the next fields float32[B, n + m, D] of float32[B, F, D]."""
+        by_column = x.mT  # [B, D, F]
+        products = x @ self.project(by_column)  # [B, F, rank]
+        interacted = self.interact(products.flatten(1)).unflatten(1, (-1, x.shape[2]))
+        new = torch.cat([interacted, self.compress(by_column).mT], dim=1)
+        normed: Tensor = self.norm(new + self.residual(by_column).mT)
+        return normed
 
 
 class FinalMlp(nn.Module):
