@@ -40,106 +40,157 @@ _BOUNDS: dict[pa.DataType, np.dtype[Any]] = {
 """Types of text, by that of the bounds of their values."""
 
 
-class ParquetReader(ColumnReader):
-    """Reads the columns of a schema by name; a split is a range of row groups. Thread-safe."""
+class _OrcFile:
+    """A file of ORC, whose groups of rows are stripes."""
 
-    def fields(self, path: str) -> pa.Schema:
-        with open_columnar(path, "Parquet") as source:
-            return flat(pq.ParquetFile(source).schema_arrow)
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._file = orc.ORCFile(source)
+        self.schema, self.num_rows = self._file.schema, self._file.nrows
+        self.sizes = [1] * self._file.nstripes  # of groups, in proportion
 
-    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        with open_columnar(path, "Parquet") as source:
-            metadata = pq.ParquetFile(source).metadata
-            sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-        ranges = split_evenly(sizes, num_splits)
-        return [FileSplit(path, start, stop) for start, stop in ranges]
+    def rows_of(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the number of rows of a group, which Arrow reveals when a column is read."""
+        return len(self._read(group, columns[:1]))
 
-    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        with open_columnar(split.path, "Parquet") as source:
-            plain = pq.ParquetFile(source)
-            decoder = Decoder(split.path, plain.schema_arrow, self._schema, self._bad_rows)
-            file = pq.ParquetFile(
-                source,
-                metadata=plain.metadata,
-                read_dictionary=_dictionary_columns(plain, decoder),
-                pre_buffer=False,  # True reads all row groups ahead
-                page_checksum_verification=True,
-            )
-            yield from _decoded(file, split, offset or 0, decoder)
+    def batches(
+        self, groups: Sequence[int], max_rows: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of groups, checked by `require_valid`; `columns` None: all."""
+        for group in groups:
+            rows = self._read(group, columns)
+            require_valid(rows)
+            for start in range(0, len(rows), max_rows):
+                yield rows.slice(start, max_rows)
 
+    def read_dictionaries(self, decoder: Decoder) -> None:
+        """From now on, text that repeats is read as a dictionary, if the format can."""
 
-class OrcReader(ColumnReader):
-    """Reads the columns of a schema by name; a split is a range of stripes. Thread-safe."""
-
-    name: ClassVar[str] = "ORC"
-    opened: ClassVar[Any] = orc.ORCFile
-
-    def fields(self, path: str) -> pa.Schema:
-        with self.open(path) as file:
-            return flat(file.schema)
-
-    @classmethod
-    @contextmanager
-    def open(cls, path: str) -> Iterator[Any]:
-        """Opens a file as an `orc.ORCFile` or alike; errors as those of `open_columnar`."""
-        with open_columnar(path, cls.name) as source:
-            yield cls.opened(source)
-
-    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        with self.open(path) as file:
-            num_stripes = file.nstripes
-        ranges = split_evenly([1] * num_stripes, num_splits)
-        return [FileSplit(path, start, stop) for start, stop in ranges]
-
-    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        with self.open(split.path) as file:
-            decoder = Decoder(split.path, file.schema, self._schema, self._bad_rows)
-            columns = decoder.columns
-            offset = offset or 0
-            stop = 0
-            for stripe in range(file.nstripes)[: split.stop]:
-                if stripe < split.start or stop < offset:
-                    # Arrow reveals the number of rows of a stripe only when a column of it is read.
-                    num_rows = len(file.read_stripe(stripe, columns=columns.stored[:1]))
-                    if stripe < split.start or stop + num_rows <= offset:
-                        stop += num_rows
-                        continue
-                batch = file.read_stripe(stripe, columns=columns.stored)
-                require_valid(batch)
-                for skipped in range(max(offset - stop, 0), len(batch), columns.read_rows):
-                    rows = batch.slice(skipped, columns.read_rows)
-                    row = stop + skipped
-                    yield decoder.decode(rows, np.arange(row, row + len(rows)))
-                stop += len(batch)
+    def _read(self, group: int, columns: Sequence[str] | None) -> pa.RecordBatch:
+        return self._file.read_stripe(group, columns=columns)
 
 
-class _ArrowFile:
-    """A file of Arrow's IPC format, with the names of an `orc.ORCFile`: a record batch is a stripe."""
+class _ArrowFile(_OrcFile):
+    """A file of Arrow's IPC format, whose groups of rows are record batches."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
         file = pa.ipc.open_file(source)
-        self.schema, self.nstripes = file.schema, file.num_record_batches
+        self.schema, self.sizes = file.schema, [1] * file.num_record_batches
 
     @property
-    def nrows(self) -> int:
-        return sum(len(self.read_stripe(i, self.schema.names[:1])) for i in range(self.nstripes))
+    def num_rows(self) -> int:
+        names = self.schema.names
+        return sum(self.rows_of(group, names) for group in range(len(self.sizes)))
 
-    def read_stripe(self, stripe: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    def _read(self, group: int, columns: Sequence[str] | None) -> pa.RecordBatch:
         wanted = None
         if columns is not None:
             ends = [f"{each}." for each in columns]  # of `device.os` the column is `device`
             names = enumerate(self.schema.names)
             wanted = [i for i, name in names if any(e.startswith(f"{name}.") for e in ends)]
         options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-        return pa.ipc.open_file(self._source, options=options).get_batch(stripe)
+        return pa.ipc.open_file(self._source, options=options).get_batch(group)
 
 
-class ArrowReader(OrcReader):
-    """Reads the columns of a schema by name; a split is a range of record batches. Thread-safe."""
+class _ParquetFile:
+    """A file of Parquet, with the names of `_OrcFile`; groups are row groups."""
 
-    name = "Arrow"
-    opened = _ArrowFile
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
+        self._file = pq.ParquetFile(source)
+        self._metadata = metadata = self._file.metadata
+        self.schema, self.num_rows = self._file.schema_arrow, metadata.num_rows
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        self.sizes = [group.total_byte_size for group in groups]
+
+    def rows_of(self, group: int, columns: Sequence[str]) -> int:
+        num_rows: int = self._metadata.row_group(group).num_rows
+        return num_rows
+
+    def batches(
+        self, groups: Sequence[int], max_rows: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        missing = sum(self.rows_of(group, ()) for group in groups)
+        for rows in self._file.iter_batches(
+            max_rows, row_groups=list(groups), columns=columns, use_threads=False
+        ):
+            require_valid(rows)
+            missing -= len(rows)
+            yield rows
+        if missing:
+            raise pa.ArrowInvalid(f"{missing} rows of {groups} are missing, as its metadata says")
+
+    def read_dictionaries(self, decoder: Decoder) -> None:
+        self._file = pq.ParquetFile(
+            self._source,
+            metadata=self._metadata,
+            read_dictionary=_dictionary_columns(self._file, decoder),
+            pre_buffer=False,  # True reads all row groups ahead
+            page_checksum_verification=True,
+        )
+
+
+class ColumnarReader(ColumnReader):
+    """Reads the columns of a schema by name; a split is a range of groups of rows. Thread-safe."""
+
+    name: ClassVar[str]
+    opened: ClassVar[Any]
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str) -> Iterator[Any]:
+        """Opens a file; errors of Arrow inside the `with` block become a DataError, too."""
+        with open_columnar(path, cls.name) as source:
+            yield cls.opened(source)
+
+    def fields(self, path: str) -> pa.Schema:
+        with self.open(path) as file:
+            return flat(file.schema)
+
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        with self.open(path) as file:
+            ranges = split_evenly(file.sizes, num_splits)
+        return [FileSplit(path, start, stop) for start, stop in ranges]
+
+    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
+        with self.open(split.path) as file:
+            decoder = Decoder(split.path, file.schema, self._schema, self._bad_rows)
+            file.read_dictionaries(decoder)
+            stored, size = decoder.columns.stored, decoder.columns.read_rows
+            row, offset = 0, offset or 0
+            for group in range(len(file.sizes))[: split.stop]:
+                if group < split.start or row < offset:
+                    stop = row + file.rows_of(group, stored)
+                    if group < split.start or stop <= offset:
+                        row = stop
+                        continue
+                for batch in file.batches([group], size, stored):
+                    places = np.arange(row, row + len(batch))
+                    row += len(batch)
+                    if row > offset:
+                        yield decoder.decode(batch[-(row - offset) :], places[-(row - offset) :])
+
+
+class ParquetReader(ColumnarReader):
+    """A reader of Parquet."""
+
+    name, opened = "Parquet", _ParquetFile
+
+
+class OrcReader(ColumnarReader):
+    """A reader of ORC."""
+
+    name, opened = "ORC", _OrcFile
+
+
+class ArrowReader(ColumnarReader):
+    """A reader of Arrow's files."""
+
+    name, opened = "Arrow", _ArrowFile
+
+
+COLUMNAR = {"parquet": ParquetReader, "orc": OrcReader, "arrow": ArrowReader}
+"""Readers of these formats, by name."""
 
 
 @contextmanager
@@ -166,30 +217,6 @@ def require_valid(rows: pa.RecordBatch) -> None:
             _require_valid(array)
         except pa.ArrowInvalid as error:
             raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
-
-
-def _decoded(
-    file: pq.ParquetFile, split: FileSplit, offset: int, decoder: Decoder
-) -> Iterator[Columns]:
-    columns, stop = decoder.columns, 0
-    for group in range(file.metadata.num_row_groups)[: split.stop]:
-        row, stop = stop, stop + file.metadata.row_group(group).num_rows
-        if group < split.start or stop <= offset:
-            continue
-        for batch in file.iter_batches(
-            columns.read_rows, row_groups=[group], columns=columns.stored, use_threads=False
-        ):
-            require_valid(batch)
-            skipped = min(max(offset - row, 0), len(batch))
-            row += len(batch)
-            if skipped < len(batch):
-                rows = np.arange(row - len(batch) + skipped, row)
-                yield decoder.decode(batch.slice(skipped), rows)
-        if row != stop:
-            raise DataError(
-                f"{split.path}: row group {group} ends at row {row}, but its metadata says {stop}: the file "
-                "is damaged, copy or write it again"
-            )
 
 
 def _dictionary_columns(file: pq.ParquetFile, decoder: Decoder) -> list[str]:

@@ -22,12 +22,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
 from ctr_ps.ps_worker.data.columnar.column_values import flat
-from ctr_ps.ps_worker.data.columnar.parquet_orc import (
-    ArrowReader,
-    OrcReader,
-    open_columnar,
-    require_valid,
-)
+from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
 from ctr_ps.ps_worker.data.files.content import open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import NAMED, SUFFIXES, format_of, require_format
@@ -43,7 +38,6 @@ SETS = ("train", "validation", "test")
 ROWS_PER_FILE = 1_000_000
 
 _NEWLINE = np.uint8(ord("\n"))
-_TABLES = ("parquet", "orc", "arrow")
 _TABLE_ROWS = 1 << 18  # read at once, and dealt to row groups
 _NO_SET = -1
 _OWN_NAME = re.compile(r"part-\d{5}\..+")
@@ -144,12 +138,12 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
 def _suffix_for(path: str, kind: str) -> str:
     own = [suffix for suffix, name in SUFFIXES.items() if name == kind]
     own.sort(key=lambda suffix: suffix not in path)
-    return ".parquet" if kind in _TABLES else own[0]
+    return ".parquet" if kind in COLUMNAR else own[0]
 
 
 def _require_same_format(path: str, kind: str, suffix: str) -> None:
     kind_out = format_of(f"part{suffix}")
-    if kind_out != "parquet" if kind in _TABLES else kind != kind_out:
+    if kind_out != "parquet" if kind in COLUMNAR else kind != kind_out:
         raise UsageError(
             f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
             f"suffix"
@@ -191,7 +185,7 @@ def _deal(
                 f"{path}: its header differs from that of {first}: split them separately"
             )
         row_before = first_row
-        for rows in _tables(path, kind) if kind in _TABLES else _lines(path, len(header)):
+        for rows in _tables(path, kind) if kind in COLUMNAR else _lines(path, len(header)):
             fields = fields or rows.schema
             if not rows.schema.equals(fields):
                 raise DataError(
@@ -258,16 +252,8 @@ def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:
 
 
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
-    if kind == "parquet":
-        with open_columnar(path, "Parquet") as source:
-            for batch in pq.ParquetFile(source).iter_batches(_TABLE_ROWS):
-                require_valid(batch)
-                yield pa.Table.from_batches([batch])
-        return
-    with (OrcReader if kind == "orc" else ArrowReader).open(path) as file:
-        for stripe in range(file.nstripes):
-            batch = file.read_stripe(stripe)
-            require_valid(batch)
+    with COLUMNAR[kind].open(path) as file:
+        for batch in file.batches(range(len(file.sizes)), _TABLE_ROWS):
             yield pa.Table.from_batches([batch])
 
 

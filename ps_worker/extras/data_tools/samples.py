@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
@@ -16,13 +15,7 @@ from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
 from ctr_ps.ps_worker.data.columnar.column_values import flat, without_views
-from ctr_ps.ps_worker.data.columnar.parquet_orc import (
-    ArrowReader,
-    OrcReader,
-    ParquetReader,
-    open_columnar,
-    require_valid,
-)
+from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 from ctr_ps.ps_worker.data.columns import slots_only
 from ctr_ps.ps_worker.data.files.content import CODECS, suffix_of
@@ -190,9 +183,7 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
         pieces = _text_pieces(path, num_rows, _json_rows)
         lines = [line for table in pieces.tables for line in table["line"].to_pylist()]
         return replace(pieces, tables=[table_of_lines(lines)] if lines else [])
-    if kind == "parquet":
-        return _parquet_pieces(path, names, num_rows)
-    return _orc_pieces(path, OrcReader if kind == "orc" else ArrowReader, names, num_rows)
+    return _columnar_pieces(path, kind, names, num_rows)
 
 
 _Rows = Iterator[tuple[pa.Table, NDArray[np.int64]]]  # with their offsets
@@ -244,38 +235,22 @@ def _stored(path: str, num_bytes: int) -> float:
         return num_bytes * len(pa.compress(block, codec, asbytes=True)) / len(block)
 
 
-def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
-    splits = ParquetReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
-    wanted = -(-num_rows // max(len(splits), 1))
-    tables = []
-    with open_columnar(path, "Parquet") as source:
-        file = pq.ParquetFile(source)
-        for split in splits:
-            groups = list(range(split.start, split.stop or file.num_row_groups))
-            first = next(file.iter_batches(wanted, row_groups=groups, columns=list(names)), None)
-            if first is not None:
-                require_valid(first)
-                tables.append(pa.Table.from_batches([flat(first)]))
-        return _pieces_of(tables, file.metadata.num_rows)
-
-
-def _orc_pieces(path: str, reader: type[OrcReader], names: Sequence[str], num_rows: int) -> _Pieces:
+def _columnar_pieces(path: str, kind: str, names: Sequence[str], num_rows: int) -> _Pieces:
+    reader = COLUMNAR[kind]
     splits = reader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
     tables = []
     with reader.open(path) as file:
         for split in splits:
-            if split.start < file.nstripes:
-                stripe = file.read_stripe(split.start, columns=list(names))
-                require_valid(stripe)
-                rows = np.arange(min(wanted, len(stripe)))  # copied: a slice would keep the stripe
-                tables.append(flat(pa.Table.from_batches([stripe]).take(rows)))
-        return _pieces_of(tables, file.nrows)
-
-
-def _pieces_of(tables: list[pa.Table], num_rows: int) -> _Pieces:
-    read = sum(map(len, tables))
-    return _Pieces(tables, read / max(num_rows, 1), read == num_rows)
+            groups = range(len(file.sizes))[split.start : split.stop]
+            first = next(file.batches(groups, wanted, list(names)), None)
+            if first is not None:
+                rows, first = np.arange(len(first)), flat(first)
+                # Copied: a slice would keep its group.
+                columns = [_plain(array).take(rows) for array in first.columns]
+                tables.append(pa.table(columns, first.schema.names))
+        read = sum(map(len, tables))
+        return _Pieces(tables, read / max(file.num_rows, 1), read == file.num_rows)
 
 
 def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:

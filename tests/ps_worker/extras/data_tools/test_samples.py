@@ -19,6 +19,7 @@ WORDS = ["a", "b", None]
 LISTS = [["a"], ["b", "a"], None]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize(
     ("values", "kind", "plain"),
     [
@@ -29,12 +30,17 @@ LISTS = [["a"], ["b", "a"], None]
     ],
 )
 def test_files_with_and_without_views_and_dictionaries_are_joined(
-    tmp_path: Path, values: list[Any], kind: pa.DataType, plain: pa.DataType
+    tmp_path: Path, values: list[Any], kind: pa.DataType, plain: pa.DataType, suffix: str
 ) -> None:
     for name, each in (("1", kind), ("2", plain)):
-        pq.write_table(pa.table({"x": pa.array(values, each)}), tmp_path / f"{name}.parquet")
+        table = pa.table({"x": pa.array(values, each)})
+        if suffix == "parquet":
+            pq.write_table(table, tmp_path / f"{name}.parquet")
+        else:
+            with pa.ipc.new_file(tmp_path / f"{name}.arrow", table.schema) as file:
+                file.write(table)
 
-    sample = sample_of([f"{tmp_path}/{name}.parquet" for name in "12"])
+    sample = sample_of([f"{tmp_path}/{name}.{suffix}" for name in "12"])
 
     assert sample.columns["x"].to_pylist() == values * 2
 
