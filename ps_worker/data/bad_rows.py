@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from ctr_ps.protos.errors import BadRowError
 
@@ -71,20 +72,19 @@ class BadRows:
         self.total = 0  # malformed rows so far
         self.first = ""  # file, place and fault of the first one
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the next one will be logged or raised, so that its place is needed."""
-        return not self.total or not self.log.is_full or self.total >= self._limit
-
     def of_file(self, path: str) -> int:
         """Returns the number of malformed rows of a file so far."""
         return self._by_file.get(path, 0)
 
-    def add(self, path: str, place: str, fault: str) -> None:
+    def add(self, path: str, place: str | Callable[[], str], fault: str) -> None:
         """Counts a malformed row and logs the first ones; raises BadRowError above the limit.
 
-        `place` is its place in the file: "12" for line 12, or "row 12"; `fault` includes the value.
+        `place` is its place in the file: "12" for line 12, or "row 12"; a function is called only if that is
+        shown, as finding a line takes a pass over those before it. `fault` includes the value.
         """
+        if not isinstance(place, str):
+            is_shown = not self.total or not self.log.is_full or self.total >= self._limit
+            place = place() if is_shown else ""
         with self._lock:
             self.first = self.first or f"{path}:{place}: {fault}"
             self._by_file[path] = self._by_file.get(path, 0) + 1

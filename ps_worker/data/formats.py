@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import PurePath
 
@@ -25,7 +26,7 @@ _HEAD_BYTES = 4096
 _NAME = re.compile(r'"?[^\W\d][^,\t;|"]*"?')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Traits:
     """What there is to know of a format before a file is opened."""
 
@@ -36,43 +37,18 @@ class _Traits:
     is_text: bool = True
 
 
+_named = partial(_Traits, kinds=(), has_names=True)
+_columnar = partial(_named, is_text=False)
 _FORMATS = {
-    "criteo": _Traits(reader="text.criteo.CriteoReader", suffixes=(".tsv",)),
-    "csv": _Traits(reader="text.csv_text.CsvReader", suffixes=(".csv",), has_names=True),
-    "parquet": _Traits(
-        reader="columnar.parquet_orc.ParquetReader",
-        suffixes=(".parquet",),
-        kinds=(),
-        has_names=True,
-        is_text=False,
-    ),
-    "orc": _Traits(
-        reader="columnar.parquet_orc.OrcReader",
-        suffixes=(".orc",),
-        kinds=(),
-        has_names=True,
-        is_text=False,
-    ),
-    "json": _Traits(
-        reader="text.json_lines.JsonReader",
-        suffixes=(".jsonl", ".ndjson", ".json"),
-        kinds=(),
-        has_names=True,
-    ),
-    "arrow": _Traits(
-        reader="columnar.parquet_orc.ArrowReader",
-        suffixes=(".arrow", ".feather", ".ipc"),
-        kinds=(),
-        has_names=True,
-        is_text=False,
-    ),
-    "libsvm": _Traits(
-        reader="text.svm.LibsvmReader", suffixes=(".svm", ".libsvm"), kinds=("text", "lists")
-    ),
-    "libffm": _Traits(reader="text.svm.LibffmReader", suffixes=(".ffm", ".libffm")),
-    "multislot": _Traits(
-        reader="text.multislot.MultiSlotReader", suffixes=(".multislot",), kinds=("keys", "lists")
-    ),
+    "criteo": _Traits("text.criteo.CriteoReader", (".tsv",)),
+    "csv": _named("text.csv_text.CsvReader", (".csv",), kinds=("text",)),
+    "parquet": _columnar("columnar.parquet_orc.ParquetReader", (".parquet",)),
+    "orc": _columnar("columnar.parquet_orc.OrcReader", (".orc",)),
+    "json": _named("text.json_lines.JsonReader", (".jsonl", ".ndjson", ".json")),
+    "arrow": _columnar("columnar.parquet_orc.ArrowReader", (".arrow", ".feather", ".ipc")),
+    "libsvm": _Traits("text.svm.LibsvmReader", (".svm", ".libsvm"), ("text", "lists")),
+    "libffm": _Traits("text.svm.LibffmReader", (".ffm", ".libffm")),
+    "multislot": _Traits("text.multislot.MultiSlotReader", (".multislot",), ("keys", "lists")),
 }
 
 FORMATS = tuple(_FORMATS)

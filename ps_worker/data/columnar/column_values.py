@@ -142,11 +142,13 @@ def without_views(array: pa.Array) -> pa.Array:
     return array.cast(_PLAIN_VIEWS[kind]) if kind in _PLAIN_VIEWS else array
 
 
-def split_texts(array: pa.Array, separator: str) -> pa.Array:
+def split_texts(array: pa.Array, separator: str | None) -> pa.Array:
     """Returns text as lists of the values between separators, without empty ones; other types as they are.
 
-    Null and the empty text are missing, so they give null.
+    Null and the empty text are missing, so they give null. Without a separator nothing is split.
     """
+    if not separator:
+        return array
     if pa.types.is_dictionary(array.type) and is_text_type(array.type.value_type):
         return split_texts(array.dictionary, separator).take(array.indices)
     if not is_text_type(array.type):

@@ -126,18 +126,16 @@ class Decoder:
         }
         if others:
             row_columns["other_labels"] = _float32_of(np.stack(others, axis=1))
+        split = self._split
         columns = Columns(
             row_columns=row_columns,
             numbers=dense,
-            slots=[self._slot(name, batch.column(name)) for name in self._slots],
+            slots=[split_texts(batch.column(name), split.get(name)) for name in self._slots],
             are_keys=self.columns.are_keys,
             offsets=offsets,
             count_bad=self._count,
         )
         return columns.without(faults)
-
-    def _slot(self, name: str, values: pa.Array) -> pa.Array:
-        return split_texts(values, self._split[name]) if name in self._split else values
 
     def _faults(
         self,
@@ -167,7 +165,7 @@ class Decoder:
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:
         for row, fault in sorted(faults.items()):
-            place = self._place(int(offsets[row])) if self._bad_rows.is_shown else ""
+            place = functools.partial(self._place, int(offsets[row]))
             self._bad_rows.add(self._path, place, fault)
 
 

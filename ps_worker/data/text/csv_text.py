@@ -15,6 +15,8 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +32,8 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
     BLOCK_BYTES,
     line_blocks,
+    line_number,
     line_splits,
-    lines_before,
 )
 
 # Values of `faults`: a good line, wrong number of fields, unclosed quote, carriage return inside the line.
@@ -63,15 +65,39 @@ class CsvReader(ColumnReader):
         return line_splits(path, num_splits)
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        text: _Text | None = None
-        for block, position in line_blocks(split, offset):
-            if text is None:
-                names, separator, length = self._names(split.path)
-                text = _Text(split.path, names, separator, self)
-            if position == 0 and length:
-                block, position = block[length:], length  # noqa: PLW2901
-            if len(block) and (columns := text.columns(block, position)) is not None:
-                yield columns
+        path, blocks = split.path, line_blocks(split, offset)
+        first = next(blocks, None)
+        if first is None:
+            return
+        names, separator, header_bytes = self._names(path)
+        quote = '"' if self._header is None else ""
+        fields = pa.schema([(name, pa.binary()) for name in names])
+        place = partial(line_number, path)
+        decoder = Decoder(path, fields, self._schema, self._bad_rows, place)
+        options = _options(names, separator, quote, decoder.columns.names)
+        reasons = {
+            QUOTE: "a quote is not closed; values with line breaks are not supported",
+            FIELDS: f"not {len(names)} fields separated by {separator!r}, as in the header",
+            RETURN: "a carriage return inside the line",
+        }
+        for block, position in chain([first], blocks):
+            if position == 0:
+                block, position = block[header_bytes:], header_bytes  # noqa: PLW2901
+            num_lines = int(np.count_nonzero(block == _NEWLINE))
+            starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
+            quote_byte = ord(quote) if quote else NO_QUOTE
+            scan_lines(block, ord(separator), quote_byte, len(names), starts, faults)
+            is_good = faults == GOOD
+            for line in np.flatnonzero(~is_good):
+                text = block[starts[line] : starts[line + 1]].tobytes().rstrip(b"\r\n")
+                fault = f"{reasons[int(faults[line])]}: {shown(text)}"
+                self._bad_rows.add(path, partial(place, int(position + starts[line])), fault)
+            if not is_good.all():
+                block = block[np.repeat(is_good, np.diff(starts))]  # noqa: PLW2901
+            if len(block):
+                table = arrow_csv.read_csv(pa.py_buffer(block), *options)
+                rows = table.combine_chunks().to_batches()[0]
+                yield decoder.decode(rows, position + starts[:-1][is_good])
 
     def fields(self, path: str) -> pa.Schema:
         return pa.schema([(name, pa.binary()) for name in self._names(path)[0]])
@@ -101,64 +127,22 @@ def separator_of(header: str) -> str:
     return max(SEPARATORS, key=bare.count)
 
 
-class _Text:
-    """One pass over a split. For one thread."""
-
-    def __init__(self, path: str, names: list[str], separator: str, reader: CsvReader) -> None:
-        quote = '"' if reader._header is None else ""
-        self._path = path
-        self._num_fields = len(names)
-        self._separator, self._quote = separator, ord(quote) if quote else NO_QUOTE
-        self._bad_rows = reader._bad_rows
-        fields = pa.schema([(name, pa.binary()) for name in names])
-        self._decoder = Decoder(path, fields, reader._schema, reader._bad_rows, self._place)
-        columns = self._decoder.columns
-        self._options = (
-            arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
-            arrow_csv.ParseOptions(
-                delimiter=self._separator,
-                quote_char=quote or False,
-                ignore_empty_lines=False,
-            ),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(columns.names, pa.binary()),
-                include_columns=columns.names,
-                null_values=[""],
-                strings_can_be_null=True,
-                check_utf8=False,
-            ),
-        )
-
-    def columns(self, block: NDArray[np.uint8], position: int) -> Columns | None:
-        """Returns the rows in a block of lines at offset `position`; None without rows."""
-        num_lines = int(np.count_nonzero(block == _NEWLINE))
-        starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
-        separator = ord(self._separator)
-        scan_lines(block, separator, self._quote, self._num_fields, starts, faults)
-        is_good = faults == GOOD
-        for line in np.flatnonzero(~is_good):
-            text = block[starts[line] : starts[line + 1]].tobytes()
-            self._count(int(position + starts[line]), int(faults[line]), text)
-        if not is_good.all():
-            block = block[np.repeat(is_good, np.diff(starts))]
-        if not len(block):
-            return None
-        table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
-        rows = table.combine_chunks().to_batches()[0]
-        return self._decoder.decode(rows, position + starts[:-1][is_good])
-
-    def _count(self, offset: int, fault: int, text: bytes) -> None:
-        reason = {
-            QUOTE: "a quote is not closed; values with line breaks are not supported",
-            FIELDS: f"not {self._num_fields} fields separated by {self._separator!r}, as in the header",
-            RETURN: "a carriage return inside the line",
-        }[fault]
-        place = self._place(offset) if self._bad_rows.is_shown else ""
-        line = text.rstrip(b"\r\n")
-        self._bad_rows.add(self._path, place, f"{reason}: {shown(line)}")
-
-    def _place(self, offset: int) -> str:
-        return str(lines_before(self._path, offset) + 1)
+def _options(
+    names: list[str], separator: str, quote: str, read: list[str]
+) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
+    return (
+        arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
+        arrow_csv.ParseOptions(
+            delimiter=separator, quote_char=quote or False, ignore_empty_lines=False
+        ),
+        arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(read, pa.binary()),
+            include_columns=read,
+            null_values=[""],
+            strings_can_be_null=True,
+            check_utf8=False,
+        ),
+    )
 
 
 @kernel

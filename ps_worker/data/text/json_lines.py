@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
     BLOCK_BYTES,
     line_blocks,
+    line_number,
     line_splits,
-    lines_before,
     shown,
 )
 
@@ -48,17 +49,6 @@ class _Column:
 
     keys: tuple[str, ...]
     kind: pa.DataType
-
-    def value(self, row: _Row) -> Any:
-        """Returns a value for an array of `_wide(kind)`; TypeError or ValueError if it does not fit."""
-        value: Any = row
-        for key in self.keys:
-            if value is None:
-                return None
-            if not isinstance(value, dict):
-                raise TypeError
-            value = value.get(key)
-        return _plain(value, self.kind)
 
 
 class JsonReader(ColumnReader):
@@ -81,13 +71,12 @@ class JsonReader(ColumnReader):
             logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
         found = {name: _column_of(name, head, schema) for name in (*plain, *absent)}
         fields = pa.schema([(name, found[name].kind) for name in (*plain, *absent)])
-        decoder = Decoder(path, fields, schema, self._bad_rows, lambda at: _place(path, at))
+        decoder = Decoder(path, fields, schema, self._bad_rows, partial(line_number, path))
         read = {name: found[name] for name in decoder.columns.stored}
         for block, position in line_blocks(split, offset):
             rows, starts, faults = _read(block, read)
             for start, fault in faults:
-                place = _place(path, position + start) if self._bad_rows.is_shown else ""
-                self._bad_rows.add(path, place, fault)
+                self._bad_rows.add(path, partial(line_number, path, position + start), fault)
             if len(rows):
                 yield decoder.decode(rows, position + starts)
 
@@ -97,10 +86,15 @@ def table_of_lines(lines: Sequence[bytes]) -> pa.Table:
     return _table([_row_of(line) or {} for line in lines])
 
 
-def _found(row: _Row, keys: Sequence[str]) -> Any:
-    """Returns a value in an object; None if it or an object around it is missing."""
+def _found(row: _Row, keys: Sequence[str], *, is_strict: bool = False) -> Any:
+    """Returns a value in an object; None if it or an object around it is missing.
+
+    If strict, raises TypeError for another value in the place of an object.
+    """
     value: Any = row
     for key in keys:
+        if is_strict and not isinstance(value, dict | None):
+            raise TypeError
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
@@ -182,7 +176,8 @@ def _values_in(line: bytes, columns: Mapping[str, _Column]) -> list[Any]:
     values = []
     for name, column in columns.items():
         try:
-            values.append(column.value(row))
+            value = _found(row, column.keys, is_strict=True)
+            values.append(_plain(value, column.kind))
         except (TypeError, ValueError, OverflowError) as error:
             what = "text or a whole number" if is_slot_type(column.kind) else "a number"
             many = ", or a list of these" if is_list_type(column.kind) else ""
@@ -233,6 +228,7 @@ def _row_of(line: bytes) -> _Row | None:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Returns a value for an array of `_wide(kind)`; TypeError or ValueError if it does not fit."""
     if value is None:
         return None
     if is_list_type(kind):
@@ -252,7 +248,3 @@ def _wide(kind: pa.DataType) -> pa.DataType:
     if is_list_type(kind):
         return pa.list_(_wide(kind.value_type))
     return pa.binary() if is_slot_type(kind) else pa.float64()
-
-
-def _place(path: str, offset: int) -> str:
-    return str(lines_before(path, offset) + 1)

@@ -8,6 +8,7 @@ A split contains the lines that begin in it, so adjacent splits contain every li
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -68,10 +69,7 @@ class TextReader:
                 scanner = self.scanner_of(split, block, position)
             rows, starts, bad_lines = scanner.scan(block)
             for bad in bad_lines:
-                # A line number may take a pass over the file up to there, an offset is known.
-                at = position + bad.start
-                is_shown = self._bad_rows.is_shown
-                place = str(lines_before(split.path, at) + 1) if is_shown else f"byte {at}"
+                place = partial(line_number, split.path, position + bad.start)
                 self._bad_rows.add(split.path, place, bad.fault)
             if rows.size:
                 yield Block(rows, position, position + starts)
@@ -118,6 +116,11 @@ def lines_before(path: str, offset: int) -> int:
         return 0
     before = line_blocks(FileSplit(path, 0, offset))
     return sum(int(np.count_nonzero(block == _NEWLINE)) for block, _ in before)
+
+
+def line_number(path: str, offset: int) -> str:
+    """Returns the number of the line at `offset`, from 1, for messages."""
+    return str(lines_before(path, offset) + 1)
 
 
 def without_overflows(

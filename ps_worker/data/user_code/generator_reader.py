@@ -21,6 +21,7 @@ from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.text.multislot import ColumnOrder, Kind
 from ctr_ps.ps_worker.data.text.text_reader import (
     line_blocks,
+    line_number,
     line_splits,
     lines_before,
 )
@@ -133,8 +134,7 @@ class _Rows:
         row_offsets, self._row_offsets = self._row_offsets, []
 
         def place(row: int) -> str:
-            before = lines_before(self._path, row_offsets[row] // _MAX_SAMPLES)
-            return f"{self._path}:{before + 1}"
+            return f"{self._path}:{line_number(self._path, row_offsets[row] // _MAX_SAMPLES)}"
 
         return Block(columns.batch(place), offset, np.array(row_offsets, np.int64))
 

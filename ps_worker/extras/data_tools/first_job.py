@@ -218,10 +218,7 @@ def _about_histories(first: FirstJob) -> list[str]:
 def _row_bytes(first: FirstJob) -> float:
     """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
     schema, columns = first.proposal.schema(), first.sample.columns
-    slots = [
-        split_texts(columns[name], schema.split[name]) if name in schema.split else columns[name]
-        for name in schema.slots
-    ]
+    slots = [split_texts(columns[name], schema.split.get(name)) for name in schema.slots]
     lists = [array for array in slots if is_list_type(array.type)]
     num_values = sum(len(array.flatten()) + array.null_count for array in lists)
     num_keys = len(slots) - len(lists) + num_values / first.sample.num_rows
