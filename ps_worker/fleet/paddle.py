@@ -22,11 +22,17 @@ class _Executor(executor.Executor):
 
     def __init__(self, place: object = None) -> None: ...
 
-    def run(self, program: object = None, feed: object = None, **of_paddle: object) -> list[None]:
-        """Does nothing for a program that starts up; raises UsageError for one that is fed."""
-        if feed is not None:
+    def run(
+        self,
+        program: object = None,
+        feed: object = None,
+        fetch_list: object = None,
+        **of_paddle: object,
+    ) -> list[None]:
+        """Does nothing for a program that starts up; raises UsageError for a step."""
+        if feed is not None or fetch_list is not None:
             raise UsageError(
-                "executor.run(feed=...) is not here: train with executor.train_from_dataset(dataset), or in "
+                "executor.run() makes no steps: train with executor.train_from_dataset(dataset), or in "
                 "a loop with executor.steps(loader)"
             )
         return []
@@ -36,14 +42,14 @@ def _nothing(*_: object, **__: object) -> Any:
     """Stands for what has no counterpart here, and needs none: places, programs, modes."""
 
 
-_FUNCTIONAL = {name: program.operation(name) for name in ("relu", "sigmoid", "tanh", "softmax")}
+_FUNCTIONAL = {name: program.operation(name) for name in program.ACTIVATIONS}
 _OF_STATIC = {
     "Executor": _Executor,
     "auc": lambda *_, **__: (None, None, [None] * 4),  # the log has it
     "data": program.data,
     "default_main_program": _nothing,
     "default_startup_program": _nothing,
-    "program_guard": nullcontext,
+    "program_guard": lambda *programs: nullcontext(),
     "nn": _Names(
         embedding=program.sparse_embedding,
         fc=program.fc,
@@ -71,7 +77,7 @@ PADDLE = _Names(
         initializer=_Names(
             Constant=program.initializer("constant", value=0.0),
             Normal=program.initializer("normal", mean=0.0, std=1.0),
-            TruncatedNormal=program.initializer("normal", mean=0.0, std=1.0),
+            TruncatedNormal=program.initializer("truncated_normal", mean=0.0, std=1.0),
             Uniform=program.initializer("uniform", low=-1.0, high=1.0),
         ),
     ),

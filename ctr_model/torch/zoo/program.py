@@ -23,6 +23,9 @@ ELEMENTWISE: Mapping[str, Callable[..., Tensor]] = {
 
 _INITIALIZERS: Mapping[str, Callable[..., Tensor]] = {
     "normal": nn.init.normal_,
+    "truncated_normal": lambda x, mean, std: nn.init.trunc_normal_(
+        x, mean, std, mean - 2 * std, mean + 2 * std
+    ),
     "uniform": nn.init.uniform_,
     "constant": nn.init.constant_,
 }
@@ -35,7 +38,9 @@ class Program(nn.Module):
 
     - "dense": the dense columns
     - "embedding": `slot`, `table`, `pooling`, `init_range`
-    - "fc": `bias` (whether it has one), `weight`: an initializer's name and arguments, or none
+    - "fc": `weight` and `bias`: an initializer's name and arguments, none of them for that of PyTorch; `bias`
+      null: no bias
+    - "scale": `factor`
     - "dropout": `rate`
     - "concat": of the inputs; "sum": over W, float32[B, 1]; "log_odds": of two classes, x_1 - x_0
     - the names of `ELEMENTWISE`
@@ -44,23 +49,32 @@ class Program(nn.Module):
     def __init__(self, schema: Schema, *, operations: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
         self.operations = operations
+        last = operations[-1]
+        if last["op"] == "fc" and last["width"] == 1 and last["bias"] == []:
+            self.logit_biases = (
+                f"layers.{len(operations) - 1}.bias",
+            )  # which starts at the click rate
         self.layers = nn.ModuleDict()
         self.embeddings = nn.ModuleDict()  # one for each table and pooling, whatever the slots
         # of an operation: its embedding, and the slot there
         self._places: dict[int, tuple[str, int]] = {}
         slots: dict[str, list[str]] = {}
+        names: dict[tuple[str, str], str] = {}
         for index, each in enumerate(operations):
             match each["op"]:
                 case "embedding":
-                    name = f"{each['table']}_{each['pooling']}"
+                    # The name of a table may be none of a module.
+                    kind = (each["table"], each["pooling"])
+                    name = names.setdefault(kind, str(len(names)))
                     self._places[index] = (name, len(slots.setdefault(name, [])))
                     slots[name].append(each["slot"])
                 case "fc":
                     inputs = operations[each["inputs"][0]]["width"]
-                    layer = nn.Linear(inputs, each["width"], bias=each["bias"])
-                    if each["weight"]:
-                        initializer, *arguments = each["weight"]
-                        _INITIALIZERS[initializer](layer.weight, *arguments)
+                    layer = nn.Linear(inputs, each["width"], bias=each["bias"] is not None)
+                    for parameter in ("weight", "bias"):
+                        if each[parameter]:
+                            initializer, *arguments = each[parameter]
+                            _INITIALIZERS[initializer](getattr(layer, parameter), *arguments)
                     self.layers[str(index)] = layer
                 case "dropout":
                     self.layers[str(index)] = nn.Dropout(each["rate"])
@@ -93,6 +107,8 @@ class Program(nn.Module):
                     value = torch.cat(inputs, 1)
                 case "sum":
                     value = inputs[0].sum(1, keepdim=True)
+                case "scale":
+                    value = inputs[0] * each["factor"]
                 case "log_odds":
                     value = inputs[0][:, 1:] - inputs[0][:, :1]
                 case op:

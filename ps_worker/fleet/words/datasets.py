@@ -74,6 +74,12 @@ class _InitLater(FileDataset):
             )
         if not isinstance(use_var, Schema):
             use_var, in_order = schema_of(use_var, f"use_var of {self._name}")
+            slots = tuple(each for each in in_order if each in use_var.slots)
+            if not pipe_command and slots != use_var.slots:
+                raise UsageError(
+                    f"use_var of {self._name} has the slots {', '.join(slots)}, expected them as declared, "
+                    f"{', '.join(use_var.slots)}: only multi-slot text has columns in any order"
+                )
             columns = columns or in_order
         for name, value in of_paddle.items():
             if value not in (None, "", 0) and (name, value) != ("download_cmd", "cat"):

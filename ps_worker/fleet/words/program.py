@@ -10,7 +10,7 @@ The rows of a slot's keys are summed. There is no vocabulary size: of `size` onl
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,19 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import UsageError
 
+ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax")
+
 _ROW_RANGE = 0.01  # of new rows without an initializer
+_OF_ALL = {"name": None, "weight": None, "reduction": "mean"}
+_OF_CROSS_ENTROPY = {
+    **_OF_ALL,
+    "axis": -1,
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "soft_label": False,
+    "use_softmax": True,
+}
+_DEVIATION_WITHIN_2 = 0.8796  # of a normal number that is cut off at 2 deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +49,12 @@ class Variable:
     def __sub__(self, other: "Variable") -> "Variable":
         return operation("subtract")(self, other)
 
-    def __mul__(self, other: "Variable") -> "Variable":
+    def __mul__(self, other: "Variable | float") -> "Variable":
+        if isinstance(other, int | float):
+            return Variable("scale", self.width, (self,), {"factor": float(other)})
         return operation("multiply")(self, other)
+
+    __rmul__ = __mul__
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class Loss:
         from ctr_ps.ctr_model.torch.zoo.program import Program
 
         _PROGRAM.label = self.label
-        numbers = [each for each in _PROGRAM.columns if each.op == "dense"]
+        numbers = [each for each in _PROGRAM.features if each.op == "dense"]
         if len(numbers) > 1:
             raise UsageError(
                 f"there are several columns of numbers, {', '.join(each.name for each in numbers)}, "
@@ -92,6 +108,14 @@ class _Program:
         self.columns: list[Variable] = []
         self.label: Variable | None = None
         self.num_tables = 0
+        # width and range of each table; the names of layers' weights
+        self.tables: dict[str, tuple[int, float]] = {}
+        self.weights: set[str] = set()
+
+    @property
+    def features(self) -> list[Variable]:
+        """The columns without the label."""
+        return [each for each in self.columns if each is not self.label]
 
     def schema(self) -> Schema:
         """Returns the schema of the columns in the order of their declaration."""
@@ -101,15 +125,13 @@ class _Program:
             )
         names = [
             each.name if each.width == 1 else f"{each.name}_{index}"
-            for each in self.columns
+            for each in self.features
             if each.op == "dense"
             for index in range(each.width)
         ]
         return Schema(
             dense=tuple(DenseColumn(name=name) for name in names),
-            slots=tuple(
-                each.name for each in self.columns if each.op == "keys" and each is not self.label
-            ),
+            slots=tuple(each.name for each in self.features if each.op == "keys"),
             label=self.label.name,
         )
 
@@ -134,7 +156,10 @@ def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
             f"{what} has {', '.join(names)}, expected each variable of static.data once: "
             f"{', '.join(declared)}"
         )
-    order = ["dense_input" if each.op == "dense" else each.name for each in given]
+    order = [
+        "dense_input" if each.op == "dense" and each is not _PROGRAM.label else each.name
+        for each in given
+    ]
     return _PROGRAM.schema(), order
 
 
@@ -181,12 +206,14 @@ def sparse_embedding(
             )
     _PROGRAM.num_tables += 1
     attr = param_attr or ParamAttr()
-    settings = {
-        "slot": input.name,
-        "table": attr.name or f"embedding_{_PROGRAM.num_tables}",
-        "pooling": "sum",
-        "init_range": _range_of(attr.initializer),
-    }
+    table = attr.name or f"embedding_{_PROGRAM.num_tables}"
+    of_table = (size[1], _range_of(attr.initializer))
+    if (known := _PROGRAM.tables.setdefault(table, of_table)) != of_table:
+        raise UsageError(
+            f"table {table!r} has width and range {of_table}, and {known} elsewhere: slots of a table share "
+            "both"
+        )
+    settings = {"slot": input.name, "table": table, "pooling": "sum", "init_range": of_table[1]}
     return Variable("embedding", size[1], (), settings)
 
 
@@ -215,8 +242,24 @@ def fc(
 ) -> Variable:
     """Returns activation(W x + b), [B, size]; several x are concatenated."""
     inputs = x if isinstance(x, Variable) else concat(x)
-    weight = None if weight_attr is None else weight_attr.initializer
-    settings = {"bias": bias_attr is not False, "weight": list(weight or ())}
+    if num_flatten_dims not in (1, -1):
+        raise UsageError(f"num_flatten_dims of fc is {num_flatten_dims}, expected 1")
+    if activation not in (None, *ACTIVATIONS):
+        raise UsageError(f"activation of fc is {activation!r}, expected {', '.join(ACTIVATIONS)}")
+    attrs = {"weight": weight_attr, "bias": bias_attr}
+    for attr in attrs.values():
+        if isinstance(attr, ParamAttr) and attr.name:
+            if attr.name in _PROGRAM.weights:
+                raise UsageError(
+                    f"two layers have the parameter {attr.name!r}, but none can be shared"
+                )
+            _PROGRAM.weights.add(attr.name)
+    settings: dict[str, Any] = {
+        name: list((isinstance(attr, ParamAttr) and attr.initializer) or ())
+        for name, attr in attrs.items()
+    }
+    if bias_attr is False:
+        settings["bias"] = None
     found = Variable("fc", size, (inputs,), settings)
     return found if activation is None else operation(activation)(found)
 
@@ -244,21 +287,37 @@ def operation(op: str) -> Callable[..., Variable]:
     """Returns a function of variables of one width, or of width 1."""
 
     def apply(*x: Variable, name: str | None = None, axis: int = -1) -> Variable:
+        if not all(isinstance(each, Variable) for each in x) or axis not in (1, -1):
+            raise UsageError(f"{op} of {x}, axis {axis}: expected variables, and axis 1")
+        widths = {each.width for each in x} - {1}
+        if len(widths) > 1:
+            raise UsageError(f"{op} of widths {sorted(widths)}, expected equal ones, or 1")
         return Variable(op, max(each.width for each in x), x)
 
     return apply
 
 
-def cross_entropy(input: Variable, label: Variable, **of_paddle: Any) -> Loss:
+def _require_defaults(
+    call: str, given: Mapping[str, object], defaults: Mapping[str, object]
+) -> None:
+    """Refuses what changes a loss."""
+    for name, value in given.items():
+        if name not in defaults or value not in (None, defaults[name]):
+            raise UsageError(f"{name} of {call} is {value!r}, but is not supported: leave it out")
+
+
+def cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the probabilities or logits of two classes, [B, 2]."""
+    _require_defaults("cross_entropy", of_paddle, _OF_CROSS_ENTROPY)
     if input.width != 2:
         raise UsageError(f"cross_entropy of {input.width} classes, expected 2: no click, click")
     inner = input.inputs[0] if input.op == "softmax" else input
     return Loss(Variable("log_odds", 1, (inner,)), label)
 
 
-def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: Any) -> Loss:
+def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the probability of a click, [B, 1]: the result of a sigmoid."""
+    _require_defaults("binary_cross_entropy", of_paddle, {**_OF_ALL, "epsilon": 1e-4})
     if input.op != "sigmoid" or input.width != 1:
         raise UsageError(
             f"the input is the result of {input.op}, {input.width} wide, expected that of a sigmoid, 1 wide"
@@ -290,6 +349,8 @@ def _range_of(initializer: tuple[Any, ...] | None) -> float:
             return float(high)
         case "normal", 0.0, deviation:
             return float(deviation) * math.sqrt(3)
+        case "truncated_normal", 0.0, deviation:
+            return float(deviation) * _DEVIATION_WITHIN_2 * math.sqrt(3)
         case "constant", 0.0:
             return 0.0
     raise UsageError(

@@ -1,6 +1,7 @@
 """Static programs: what they compute, by a formula in numpy; their columns; and what they refuse."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def embedding(slot: Any, size: int, name: str | None = None, start: Any = None) 
 def loss_of_everything() -> Any:
     """Returns the loss of a network that has every operation."""
     numbers, (first, second, third, fourth), click = columns()
-    one = embedding(first, 4, "shared")
-    two = paddle.static.nn.sequence_lod.sequence_pool(embedding(second, 4, "shared"), "average")
+    one = embedding(first, 4, "a.shared")
+    two = paddle.static.nn.sequence_lod.sequence_pool(embedding(second, 4, "a.shared"), "average")
     three, four = embedding(third, 4), embedding(fourth, 4)
-    pairs = paddle.square(one + two + three) - functional.tanh(paddle.multiply(one, four))
+    pairs = 0.5 * paddle.square(one + two + three) * 2.0 - functional.tanh(
+        paddle.multiply(one, four)
+    )
     interaction = paddle.sum(pairs, axis=1, keepdim=True)
     hidden = paddle.static.nn.fc(x=[one, numbers], size=5, activation="relu")
     hidden = functional.dropout(hidden, 0.0)
@@ -63,7 +66,7 @@ def probability(dense: Array, slots: Slots, tensors: Tensors) -> float:
     """Returns what `loss_of_everything` computes for an example."""
     layers = [name.split(".")[1] for name in tensors if name.endswith("weight")]
     first, second, last = [tensors[f"layers.{each}.weight"] for each in layers]
-    one, two = (slots["shared"][0].sum(axis=0), slots["shared"][1])
+    one, two = (slots["a.shared"][0].sum(axis=0), slots["a.shared"][1])
     two = two.mean(axis=0) if len(two) else np.zeros(4)
     three, four = slots["embedding_3"][0].sum(axis=0), slots["embedding_4"][0].sum(axis=0)
     interaction = ((one + two + three) ** 2 - np.tanh(one * four)).sum()
@@ -106,7 +109,8 @@ def test_program_is_built_again_by_its_name_and_options() -> None:
         (initializer.Uniform(), 1.0),
         (initializer.Uniform(low=-0.25, high=0.25), 0.25),
         (initializer.Normal(std=0.1), 0.1 * 3**0.5),  # the deviation of [-r, r) is r / sqrt(3)
-        (initializer.TruncatedNormal(0.0, 0.2), 0.2 * 3**0.5),
+        # of a normal number within 2 deviations: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))
+        (initializer.TruncatedNormal(0.0, 0.2), 0.2 * 0.8796 * 3**0.5),
         (initializer.Constant(0.0), 0.0),
     ],
 )
@@ -131,6 +135,31 @@ def test_initializer_of_a_layer_is_its_own() -> None:
     weight = model.initial_values[: 500 * 3]
     assert 0.5 <= weight.min() < 0.51
     assert 0.74 < weight.max() < 0.75
+
+
+def test_bias_has_its_initializer_and_that_of_the_logit_starts_at_the_rate() -> None:
+    numbers, _, click = columns()
+    attr = paddle.ParamAttr(initializer=initializer.Constant(-3.5))
+    hidden = paddle.static.nn.fc(numbers, 2, bias_attr=attr)
+
+    own = functional.cross_entropy(paddle.static.nn.fc(hidden, 2, bias_attr=attr), click)
+    plain = functional.log_loss(functional.sigmoid(paddle.static.nn.fc(hidden, 1)), click)
+
+    assert own.model_of_program(0).initial_values[-2:].tolist() == [-3.5, -3.5]
+    (start,) = plain.model_of_program(0).initial_biases([0.2]).values()
+    assert start == (math.log(0.2 / 0.8),)
+
+
+def test_label_may_be_a_number() -> None:
+    x = paddle.static.data("x", [None, 1], "float32")
+    user = paddle.static.data("user", [None, 1], "int64")
+    click = paddle.static.data("click", [None, 1], "float32")
+    loss = functional.log_loss(functional.sigmoid(x + embedding(user, 1)), click)
+
+    schema = loss.model_of_program(0).schema
+
+    assert ([each.name for each in schema.dense], schema.slots) == (["x"], ("user",))
+    assert schema.label == "click"
 
 
 def test_constants_of_rows_other_than_zero_are_refused() -> None:
@@ -223,6 +252,49 @@ def test_script_trains_saves_and_predicts(
         (
             lambda n, s, c: functional.log_loss(paddle.static.nn.fc(n, 1), c),
             "input is the result of fc, 1 wide, expected that of a sigmoid",
+        ),
+        (
+            lambda n, s, c: functional.cross_entropy(paddle.static.nn.fc(n, 2), c, soft_label=True),
+            "soft_label of cross_entropy is True, but is not supported",
+        ),
+        (
+            lambda n, s, c: functional.log_loss(paddle.static.nn.fc(n, 1), c, weight=[1.0]),
+            r"weight of binary_cross_entropy is \[1.0\]",
+        ),
+        (lambda n, s, c: functional.softmax(n, axis=0), "softmax of .* axis 0: expected"),
+        (lambda n, s, c: n + 0.5, "add of .*0.5.*: expected variables"),
+        (
+            lambda n, s, c: embedding(s[0], 2) + embedding(s[1], 4),
+            r"add of widths \[2, 4\], expected equal ones, or 1",
+        ),
+        (
+            lambda n, s, c: paddle.static.nn.fc(n, 2, activation="gelu"),
+            "activation of fc is 'gelu'",
+        ),
+        (
+            lambda n, s, c: paddle.static.nn.fc(n, 2, num_flatten_dims=2),
+            "num_flatten_dims of fc is 2",
+        ),
+        (
+            lambda n, s, c: [embedding(s[0], 4, "t"), embedding(s[1], 8, "t")],
+            r"table 't' has width and range \(8, 0.01\), and \(4, 0.01\) elsewhere",
+        ),
+        (
+            lambda n, s, c: [
+                paddle.static.nn.fc(n, 2, weight_attr=paddle.ParamAttr(name="w")) for _ in "ab"
+            ],
+            "two layers have the parameter 'w'",
+        ),
+        (
+            lambda n, s, c: paddle.static.Executor().run(fetch_list=[n]),
+            "executor.run.. makes no steps",
+        ),
+        (
+            lambda n, s, c: [
+                loss_of(n, s[:1], c).model_of_program(0),
+                fleet.QueueDataset().init(use_var=[n, *s[::-1], c]),
+            ],
+            "has the slots C4, C3, C2, C1, expected them as declared",
         ),
         (lambda n, s, c: paddle.mean(n), "mean of Variable.*, expected a loss"),
         (lambda n, s, c: paddle.static.Executor().run(feed={}), r"train_from_dataset\(dataset\)"),
