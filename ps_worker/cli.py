@@ -196,7 +196,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="run.dir of each run.", metavar="RUN...")],
     output: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
     importance_rows: Annotated[
-        int, typer.Option(help="Rows for feature importance; 0: none.")
+        int, typer.Option(min=0, help="Rows for feature importance; 0: none.")
     ] = 20_000,
     allow_code: AllowCode = False,
     as_json: Json = False,

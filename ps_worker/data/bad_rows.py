@@ -63,8 +63,6 @@ class BadRows:
 
     def __init__(self, limit: int = 0, log: BadRowLog | None = None) -> None:
         """Allows `limit` malformed rows, at least 0; without a `log` they are logged for this pass alone."""
-        if limit < 0:
-            raise ValueError(f"bad_row_limit is {limit!r}, expected at least 0")
         self.log = log or BadRowLog()
         self._limit = limit
         self._lock = threading.Lock()

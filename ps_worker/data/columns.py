@@ -1,10 +1,7 @@
 """Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
-
-import numpy as np
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
@@ -16,7 +13,7 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import DEFAULT, NAMED, format_of, reader_of
 from ctr_ps.ps_worker.data.text.criteo import have_label
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
-from ctr_ps.ps_worker.data.text.text_reader import line_blocks
+from ctr_ps.ps_worker.data.text.text_reader import first_block
 
 _NO_COLUMN = "\0"  # the name of no column
 
@@ -77,6 +74,5 @@ def label_name(schema: Schema) -> str:
 
 def _criteo_header(path: str, schema: Schema) -> list[str]:
     names = [*(column.name for column in schema.dense), *schema.slots]
-    with closing(line_blocks(FileSplit(path))) as blocks:
-        block, _ = next(blocks, (np.empty(0, np.uint8), 0))
-    return [label_name(schema), *names] if have_label(block, len(names)) else names
+    has_label = have_label(first_block(path), len(names))
+    return [label_name(schema), *names] if has_label else names

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
@@ -156,6 +157,14 @@ class Job(Section):
         """Returns the error with the origin of `section.key`, its name, and the fault."""
         named = fault if fault.startswith(key) else f"{key}: {fault}"
         return JobError(f"{self.place_of(key)}: {named}")
+
+    @contextmanager
+    def errors(self, key: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Turns errors of some kinds into those of `section.key`."""
+        try:
+            yield
+        except kinds as error:
+            raise self.error(key, str(error)) from error
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings of `to_json` by key, as `section.key`."""

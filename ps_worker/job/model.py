@@ -60,20 +60,14 @@ def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:
     JobError if that needs PyTorch, which is not installed, or the model has its own arithmetic or loss, or no
     layers for the job's dropout.
     """
-    try:
+    with job.errors("train.compute", ValueError):
         trained = with_compute(model, job.train.compute)
-    except ValueError as error:
-        raise job.error("train.compute", str(error)) from error
     # Workers number their batches alike, and so draw by different seeds.
     seed = xxhash.xxh3_64_intdigest(f"{job.train.seed} {worker}".encode())
-    try:
+    with job.errors("train.dropout", ValueError):
         trained = with_dropout(trained, job.train.dropout, seed)
-    except ValueError as error:
-        raise job.error("train.dropout", str(error)) from error
-    try:
+    with job.errors("data.negative_correction", ValueError):
         return with_logit_offset(trained, job.data.logit_offset)
-    except ValueError as error:
-        raise job.error("data.negative_correction", str(error)) from error
 
 
 @contextmanager

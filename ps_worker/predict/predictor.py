@@ -8,9 +8,9 @@ than memory, and processes on one machine share it.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -129,7 +129,7 @@ class _Loaded:
 class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
-    def __init__(self, loaded: _Loaded, options: "_Options") -> None:
+    def __init__(self, loaded: _Loaded, options: Mapping[str, bool]) -> None:
         self._loaded = loaded
         self._options = options
         self._previous: list[_Loaded] = []
@@ -153,8 +153,8 @@ class Predictor:
             allow_code: Run the file of a model of one's own, which the checkpoint names; whoever writes the
                 checkpoint chooses that code.
         """
-        options = _Options(maps=map, verifies=verify, allows_code=allow_code)
-        return cls(_load(url, options), options)
+        options = {"verify": verify, "map": map, "allow_code": allow_code}
+        return cls(_load(url, **options), options)
 
     @property
     def url(self) -> str:
@@ -217,7 +217,8 @@ class Predictor:
 
         if are_files(data):
             command = "data.pipe_command"
-            require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
+            allow_code = self._options["allow_code"]
+            require_consent(self.url, loaded.job, [command], allow_code=allow_code)
         schema = features_only(loaded.schema)
         source = in_arrow(data, schema)
         if getattr(source, "num_rows", None) == 0:  # a table, which may be empty
@@ -265,8 +266,8 @@ class Predictor:
         keys mean something else.
         """
         with self._switching:
-            usual = self._options
-            loaded = _load(url, usual if verify is None else replace(usual, verifies=verify))
+            own = {} if verify is None else {"verify": verify}
+            loaded = _load(url, **{**self._options, **own})
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -289,19 +290,12 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    maps: bool
-    verifies: bool
-    allows_code: bool
-
-
-def _load(url: str | Path, options: _Options) -> _Loaded:
+def _load(url: str | Path, *, verify: bool, map: bool, allow_code: bool) -> _Loaded:
     checkpoint = Checkpoint.open(url)
     schema = schema_of_checkpoint(checkpoint)
     # A prediction for each row of files.
     job = job_of_checkpoint(checkpoint, ["data.bad_row_limit=0"])
-    require_consent(checkpoint.url, job, ["model.name"], allow_code=options.allows_code)
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
     model = model_of_checkpoint(checkpoint, job, schema)
-    saved = SavedModel(checkpoint, maps=options.maps, verifies=options.verifies)
+    saved = SavedModel(checkpoint, maps=map, verifies=verify)
     return _Loaded(saved, schema, model, job, values_of_checkpoint(checkpoint))

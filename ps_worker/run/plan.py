@@ -145,10 +145,8 @@ def plan_of(
     model = model_of(job, schema)
     of_model = checked_model_plan(model, job, role, new_pass_trainer=new_pass_trainer)
     job = of_model.job
-    try:
+    with job.errors("data.format", UsageError):
         format_of_job(job)
-    except UsageError as error:
-        raise job.error("data.format", str(error)) from error
     warm_start_of(job, of_model.model)
     _require_order(job)
     require_other_folder(job)
@@ -235,10 +233,8 @@ def _warn_of_overlaps(files: Mapping[str, Sequence[str]]) -> None:
 
 
 def _schema_of(job: Job) -> Schema:
-    try:
+    with job.errors("data.schema", ValueError):
         return Schema.load(job.data.schema_source)
-    except ValueError as error:
-        raise job.error("data.schema", str(error)) from error
 
 
 def _require_order(job: Job) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +27,10 @@ from ctr_ps.ps_worker.cluster.routing import scatter_rows
 from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.columnar.record_batches import blocks_of
 from ctr_ps.ps_worker.data.columns import columns_of
-from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of, has_byte_offsets, without_codec
 from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
-from ctr_ps.ps_worker.data.text.text_reader import line_blocks
+from ctr_ps.ps_worker.data.text.text_reader import first_block
 from ctr_ps.ps_worker.data.user_code.samples import batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import streamed
@@ -101,9 +99,8 @@ def _first_rows(plan: Plan) -> Callable[[], object] | None:
             bad_rows = BadRows(plan.job.data.bad_row_limit, BadRowLog(is_silent=True))
             columns = next(columns_of(path, plan.schema, bad_rows, format=format), None)
             return None if columns is None else lambda: next(blocks_of(columns, plan.schema), None)
-        with closing(line_blocks(FileSplit(path))) as blocks:
-            for block, _ in blocks:
-                return partial(_read_lines, plan, without_codec(path), block.tobytes())
+        if lines := first_block(path).tobytes():
+            return partial(_read_lines, plan, without_codec(path), lines)
     return None
 
 

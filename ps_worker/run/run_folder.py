@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.data.files.content import write_text
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
@@ -70,8 +70,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 for old in [*folder.glob(_EVENTS), *folder.glob(METRICS)]:
                     old.unlink()
             _remove_torn_line(metrics)
-            with atomic_file(folder / JOB) as file:
-                file.write(self._job.to_json().encode())
+            write_text(folder / JOB, self._job.to_json())
             # Past Python's buffer: no kill loses a line.
             self._file = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:

@@ -76,6 +76,21 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text as UTF-8 by `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def errors_of_writing(path: Path) -> Iterator[None]:
+    """Translates `OSError` to a `DataError` that names the file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write to {str(path)!r}: {error.strerror or error}") from error
+
+
 def temporary_path(path: Path) -> Path:
     """Returns the hidden path next to `path`, with the same suffix, for a file under construction."""
     return path.with_name(f".{path.name}")

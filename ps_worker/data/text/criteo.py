@@ -14,7 +14,6 @@ other kind are malformed.
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from ctr_ps.ps_worker.data.text.text_reader import (
     BadLine,
     LineScanner,
     TextReader,
-    line_blocks,
+    first_block,
     shown,
     without_overflows,
 )
@@ -107,8 +106,7 @@ class CriteoReader(TextReader):
     def scanner_of(self, split: FileSplit, block: NDArray[np.uint8], position: int) -> LineScanner:
         """Decides by majority of the rows in the file's first block; without a valid row, for a label."""
         if position or split.stop is not None:
-            with closing(line_blocks(FileSplit(split.path))) as blocks:
-                block, _ = next(blocks)
+            block = first_block(split.path)
         return self._scanner if have_label(block, self._num_features) else self._without_label
 
 

@@ -14,7 +14,6 @@ another number of fields. Slot values are bytes and are never decoded; `NULL` is
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from itertools import chain
 
@@ -31,6 +30,7 @@ from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns,
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
     BLOCK_BYTES,
+    first_block,
     line_blocks,
     line_number,
     line_splits,
@@ -106,9 +106,7 @@ class CsvReader(ColumnReader):
         """Returns the names, their separator and the bytes of their line."""
         if self._header is not None:
             return list(self._header), "\t", 0
-        with closing(line_blocks(FileSplit(path))) as blocks:
-            block, _ = next(blocks, (np.empty(0, np.uint8), 0))
-            line = block.tobytes().partition(b"\n")[0]
+        line = first_block(path).tobytes().partition(b"\n")[0]
         try:
             names = line.removeprefix(BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:

@@ -11,7 +11,6 @@ not depend on where a block begins.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns,
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
     BLOCK_BYTES,
+    first_block,
     line_blocks,
     line_number,
     line_splits,
@@ -112,9 +112,7 @@ def _table(rows: Sequence[_Row]) -> pa.Table:
 
 
 def _head_of(path: str) -> list[_Row]:
-    with closing(line_blocks(FileSplit(path))) as blocks:
-        block, _ = next(blocks, (np.empty(0, np.uint8), 0))
-        lines = block.tobytes().split(b"\n")[:_HEAD_LINES]
+    lines = first_block(path).tobytes().split(b"\n")[:_HEAD_LINES]
     rows = [row for line in lines if (row := _row_of(line)) is not None]
     if not rows and any(lines):
         raise DataError(

@@ -7,6 +7,7 @@ A split contains the lines that begin in it, so adjacent splits contain every li
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -108,6 +109,13 @@ def line_blocks(
                 return
             if len(block):
                 yield block, position
+
+
+def first_block(path: str) -> NDArray[np.uint8]:
+    """Returns the first whole lines of a file, uint8[n], empty of an empty one; errors as `line_blocks`."""
+    with closing(line_blocks(FileSplit(path))) as blocks:
+        block, _ = next(blocks, (np.empty(0, np.uint8), 0))
+        return block
 
 
 def lines_before(path: str, offset: int) -> int:

@@ -76,15 +76,13 @@ class PipeReader:
     ) -> None:
         """Takes a command for bash, which runs it once per file, and the scanner of its output.
 
-        `stall_limit_s` is the longest time without reading, printing or ending. Raises UsageError if it is
-        not positive, or the command is empty.
+        `stall_limit_s`, above 0, is the longest time without reading, printing or ending. Raises UsageError
+        if the command is empty.
         """
         if not command.strip():
             raise UsageError(
                 f"the command is {command!r}, expected a command that prints multi-slot text"
             )
-        if stall_limit_s <= 0:
-            raise UsageError(f"stall_limit_s is {stall_limit_s!r}, expected more than 0")
         self.slot_values = scanner.slot_values
         self._command = command
         self._scanner = scanner

@@ -19,12 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ctr_ps.ctr_model.schema import Schema, SchemaError, Transform
-from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.protos.errors import UsageError, counted
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes, printable
 from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.ps_worker.data.columns import without_label
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import has_named_columns
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
@@ -206,11 +206,8 @@ def profile_command(
         replace(profile, schema=names), transform, missing_indicators=missing_indicators
     )
     content = found.to_toml()
-    try:
-        with atomic_file(out) as file:
-            file.write(content.encode())
-    except OSError as error:
-        raise DataError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    with errors_of_writing(out):
+        write_text(out, content)
     typer.echo(f"schema: {out} (transform {transform})")
 
 
@@ -284,7 +281,7 @@ def split_command(
     where: Annotated[
         list[str] | None, typer.Option(help="Rows to keep, as 'clicks > 0'; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the assignment.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the assignment.")] = 1,
     rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = (
         ROWS_PER_FILE
     ),

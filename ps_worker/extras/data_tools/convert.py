@@ -27,7 +27,7 @@ from ctr_ps.ps_worker.data.columnar.column_matching import (
 from ctr_ps.ps_worker.data.columnar.column_values import KeyColumn, KeyLists, is_list_type, written
 from ctr_ps.ps_worker.data.columnar.record_batches import Columns, shown
 from ctr_ps.ps_worker.data.columns import columns_of, label_name
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file, errors_of_writing
 
 FINGERPRINT_KEY = b"ctr_ps.schema_fingerprint"
 
@@ -73,11 +73,9 @@ def convert(
     row_group_rows = min(row_group_rows, rows_per_file)
     bad_rows = BadRows(bad_row_limit)
     groups = _row_groups(_tables(files, schema, bad_rows, keys, format_in), row_group_rows)
-    try:
+    with errors_of_writing(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
         written = list(_write_files(groups, out_dir, rows_per_file // row_group_rows))
-    except OSError as error:
-        raise DataError(f"cannot write to {str(out_dir)!r}: {error}") from error
     rows = sum(num_rows for _, num_rows in written)
     bad_rows.report(rows)
     if not rows:

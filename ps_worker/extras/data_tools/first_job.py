@@ -10,7 +10,7 @@ from pathlib import Path
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, split_texts
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ctr_ps.ps_worker.data.formats import reader_of
@@ -89,13 +89,10 @@ def write_first_job(
         test=held_out,
     )
     texts = {first.schema_file: _schema_text(first), first.job_file: _job_text(first, format, test)}
-    try:
+    with errors_of_writing(out):
         out.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
-            with atomic_file(path) as file:
-                file.write(text.encode())
-    except OSError as error:
-        raise DataError(f"cannot write to {str(out)!r}: {error}") from error
+            write_text(path, text)
     return first
 
 

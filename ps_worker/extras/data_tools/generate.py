@@ -27,8 +27,8 @@ from pyarrow import csv
 
 from ctr_ps.ctr_model.metrics import auc_of_histograms
 from ctr_ps.ctr_model.schema import criteo_schema
-from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.protos.errors import UsageError, counted
+from ctr_ps.ps_worker.data.files.content import atomic_file, errors_of_writing, write_text
 
 MIN_TEST_ROWS = 100
 NUM_SLOTS = 26
@@ -62,7 +62,7 @@ def generate(
     folder: Path,
     *,
     rows: int,
-    test_rows: int,
+    test_rows: int,  # at least `MIN_TEST_ROWS`
     files: int,
     test_files: int,
     seed: int,
@@ -74,8 +74,8 @@ def generate(
     The output is deterministic; the training rows do not depend on the number of test rows.
 
     Raises:
-        UsageError: If a file would have no rows, there are too few test rows or slots, the exponent is
-            negative or too large, or the folder has data that this function did not write.
+        UsageError: If a file would have no rows, the exponent is negative or too large, or the folder has
+            data that this function did not write.
         DataError: If the folder cannot be written to.
     """
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
@@ -84,16 +84,11 @@ def generate(
             f"{counted(test_rows, 'test row')} over {counted(test_files, 'file')}: "
             "every file needs at least one row"
         )
-    if test_rows < MIN_TEST_ROWS:
-        raise UsageError(f"test_rows is {test_rows}, expected at least {MIN_TEST_ROWS}")
-    if num_slots < 1 or not 0 <= zipf_exponent <= _MAX_ZIPF_EXPONENT:
-        raise UsageError(
-            f"slots is {num_slots} and zipf is {zipf_exponent}, expected at least 1 slot and an exponent "
-            f"from 0 to {_MAX_ZIPF_EXPONENT:.0f}"
-        )
+    if not 0 <= zipf_exponent <= _MAX_ZIPF_EXPONENT:  # nor nan
+        raise UsageError(f"zipf is {zipf_exponent}, expected 0 to {_MAX_ZIPF_EXPONENT:.0f}")
     model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
     report_path = folder / "planted.json"
-    try:
+    with errors_of_writing(folder):
         is_own = report_path.exists()
         for path in sorted(folder.glob("t*/part-*")):
             if not is_own or not re.fullmatch(r"part-\d{3,}\.tsv", path.name):
@@ -116,12 +111,8 @@ def generate(
             best_auc=auc_of_histograms(by_prediction, 1 - by_prediction),
             best_log_loss=float(-np.log(np.where(clicks, probabilities, 1 - probabilities)).mean()),
         )
-        with atomic_file(folder / "schema.toml") as file:
-            file.write(model.schema.to_toml().encode())
-        with atomic_file(report_path) as file:
-            file.write(json.dumps(asdict(report), indent=2).encode() + b"\n")
-    except OSError as error:
-        raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
+        write_text(folder / "schema.toml", model.schema.to_toml())
+        write_text(report_path, f"{json.dumps(asdict(report), indent=2)}\n")
     return report
 
 

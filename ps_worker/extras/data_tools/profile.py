@@ -133,7 +133,7 @@ def profile_files(
                 missing_rate=1 - slot.present / numbers.rows,
                 num_distinct=slot.values.num_distinct,
                 is_exact=slot.values.is_exact,
-                top=_top(texts, name, slot.top),
+                top=_top(texts, name, slot.values.top(_NUM_TOP)),
                 undercount=slot.values.undercount,
             )
             for name, slot in zip(schema.slots, slots, strict=True)
@@ -209,10 +209,6 @@ class _SlotStats:
         self.values = ValueCounts()
         self.present = 0
         self._missing_key = np.uint64(key_of(number, ""))
-
-    @property
-    def top(self) -> list[tuple[int, int]]:
-        return self.values.top(_NUM_TOP)
 
     def add(self, rows: SlotKeys) -> None:
         is_there = rows.keys != self._missing_key

@@ -10,7 +10,7 @@ import csv
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
 from ctr_ps.ps_worker.data.columnar.column_values import flat
 from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
-from ctr_ps.ps_worker.data.files.content import open_to_write, temporary_path
+from ctr_ps.ps_worker.data.files.content import errors_of_writing, open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import NAMED, SUFFIXES, format_of, require_format
 from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
 from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK, separator_of
 from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
-from ctr_ps.ps_worker.data.text.text_reader import line_blocks
+from ctr_ps.ps_worker.data.text.text_reader import first_block, line_blocks
 from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 
 logger = logging.getLogger(__name__)
@@ -71,15 +71,16 @@ def split_rows(
     """Writes the sets, which replace those of an earlier call once all files are complete.
 
     Raises:
-        UsageError: If ratio, seed, rows_per_file, suffix, format or a condition are invalid, or a set's
-            folder has files that this function did not write.
+        UsageError: If suffix, format or a condition are invalid, or a set's folder has files that this
+            function did not write.
         DataError: If a file cannot be read, files have different columns, or a set would be empty.
     """
     if format:
         require_format(format)
     kinds = {path: format or format_of(path) for path in files}
     suffix = suffix or _suffix_for(files[0], kinds[files[0]])
-    _require_options(ratio, seed, rows_per_file, suffix)
+    if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
+        raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
     folders = [folder / name for name in (("train", "test") if by else SETS[: len(ratio)])]
     for path, kind in kinds.items():
         _require_same_format(path, kind, suffix)
@@ -94,45 +95,26 @@ def split_rows(
                 raise UsageError(
                     f"{str(found)!r} would be read as a file of the set {each.name!r}: choose another folder"
                 )
-    try:
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
-            ]
-            _deal(kinds, seed, _limits(ratio), writers, by, where)
-            num_rows = sum(writer.rows for writer in writers)
-            for writer in writers:
-                if writer.rows == 0:
-                    raise DataError(
-                        f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
-                        "use more rows, or another ratio or condition"
-                    )
-            return [
-                WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
-            ]
-    except OSError as error:
-        raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
+    with errors_of_writing(folder), ExitStack() as stack:
+        writers = [stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders]
+        _deal(kinds, seed, _limits(ratio), writers, by, where)
+        num_rows = sum(writer.rows for writer in writers)
+        for writer in writers:
+            if writer.rows == 0:
+                raise DataError(
+                    f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
+                    "use more rows, or another ratio or condition"
+                )
+        return [WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers]
 
 
 def parse_ratio(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a ratio such as "9:1"; raises UsageError if the form is invalid."""
-    try:
-        return tuple(int(number) for number in text.split(":"))
-    except ValueError as error:
-        raise UsageError(f"ratio is {text!r}, expected whole numbers as in 9:1") from error
-
-
-def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix: str) -> None:
-    if not 2 <= len(ratio) <= len(SETS) or min(ratio) < 1:
+    """Returns the two or three numbers of a ratio such as "9:1"; raises UsageError if it is none."""
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*){1,2}", text, re.ASCII):
         raise UsageError(
-            f"ratio is {':'.join(map(str, ratio))}, expected two or three numbers of at least 1, as in 9:1"
+            f"ratio is {text!r}, expected two or three whole numbers of at least 1, as in 9:1"
         )
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed is {seed!r}, expected a number from 0 to 2^63 - 1")
-    if rows_per_file < 1:
-        raise UsageError(f"rows_per_file is {rows_per_file!r}, expected at least 1")
-    if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
-        raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
+    return tuple(map(int, text.split(":")))
 
 
 def _suffix_for(path: str, kind: str) -> str:
@@ -235,9 +217,8 @@ def _header_of(path: str, kind: str) -> bytes:
     """Returns the first line of a CSV file, with its line break; empty in other formats."""
     if kind != "csv":
         return b""
-    with closing(line_blocks(FileSplit(path))) as blocks:
-        first = next(blocks, None)
-    return b"" if first is None else first[0].tobytes().partition(b"\n")[0] + b"\n"
+    line, end, _ = first_block(path).tobytes().partition(b"\n")
+    return line + end
 
 
 def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:

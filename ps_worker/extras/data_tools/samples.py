@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, header_
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
-from ctr_ps.ps_worker.data.text.text_reader import line_blocks, line_splits
+from ctr_ps.ps_worker.data.text.text_reader import first_block, line_blocks, line_splits
 
 SAMPLE_ROWS = 200_000
 
@@ -230,9 +229,8 @@ def _stored(path: str, num_bytes: int) -> float:
     codec = CODECS.get(suffix_of(path))
     if codec is None:
         return num_bytes
-    with closing(line_blocks(FileSplit(path))) as blocks:
-        block, _ = next(blocks)
-        return num_bytes * len(pa.compress(block, codec, asbytes=True)) / len(block)
+    block = first_block(path)
+    return num_bytes * len(pa.compress(block, codec, asbytes=True)) / len(block)
 
 
 def _columnar_pieces(path: str, kind: str, names: Sequence[str], num_rows: int) -> _Pieces:

@@ -57,10 +57,8 @@ def require_heter(job: Job, model: Model) -> None:
     Raises:
         JobError: Names the key of the job.
     """
-    try:
+    with job.errors("model.name", UsageError):
         module = module_of(model)
-    except UsageError as error:
-        raise job.error("model.name", str(error)) from error
     if job.strategy.mode not in _MODES:
         raise job.error(
             "strategy.mode",

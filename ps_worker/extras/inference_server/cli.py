@@ -126,10 +126,11 @@ def serve(
             except ImportError as error:
                 raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
 
-        def load() -> "ServedModel":
-            from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
+        from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel  # late: numba
 
-            return ServedModel(
+        serving = _run(
+            partial(
+                ServedModel,
                 model,
                 name=name,
                 max_rows=max_rows,
@@ -137,10 +138,7 @@ def serve(
                 verify=verify,
                 allow_code=allow_code,
                 maps=maps,
-            )
-
-        serving = _run(
-            load,
+            ),
             credentials,
             http=http,
             grpc=grpc,

@@ -14,7 +14,7 @@ from ctr_ps.ps_server.checkpoint.publish import best_in
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint
-from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.data.files.content import write_text
 from ctr_ps.ps_worker.extras.report import sections
 from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_checkpoint
 from ctr_ps.ps_worker.extras.report.page import Section, page
@@ -35,10 +35,6 @@ def report(
     the model's file and the command for data that a checkpoint names. Raises CtrPsError if a folder is not
     that of a run, or the page cannot be written.
     """
-    if importance_rows < 0:
-        raise UsageError(
-            f"--importance-rows is {importance_rows}, expected a number of rows, or 0 for none"
-        )
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(
             f"--output: cannot write {str(output)!r}: give the path of a file in an existing folder"
@@ -61,8 +57,7 @@ def report(
         " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         {title: _made(title, make) for title, make in parts.items()},
     )
-    with atomic_file(output) as file:
-        file.write(html.encode())
+    write_text(output, html)
     return {
         "report": str(output),
         "runs": len(runs),

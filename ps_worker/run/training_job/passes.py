@@ -7,7 +7,7 @@ hold-out", 1999).
 
 import logging
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from ctr_ps.ctr_model.batch import Batch
@@ -68,23 +68,13 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
             "= 'local' or 'none' a lost worker can be replaced"
         )
     for epoch in range(first, last + 1):
-        name = f"epoch-{epoch}"
-        if epochs_ended(run, 0) >= epoch:  # the lost process before this one did
-            yield Pass(
-                name=name,
-                number=epoch,
-                batches=(each for each in list[Positioned]()),
-                is_last=epoch == last,
-            )
-            continue
-        data.prepare(run, epoch)
-        yield Pass(
-            name=name,
-            number=epoch,
-            batches=data.batches(epoch, _position_in(epoch, run)),
-            is_last=epoch == last,
-            share=data.share(epoch),
-        )
+        nothing = (each for each in list[Positioned]())
+        found = Pass(name=f"epoch-{epoch}", number=epoch, batches=nothing, is_last=epoch == last)
+        if epochs_ended(run, 0) < epoch:  # else the lost process before this one has trained on it
+            data.prepare(run, epoch)
+            batches, share = data.batches(epoch, _position_in(epoch, run)), data.share(epoch)
+            found = replace(found, batches=batches, share=share)
+        yield found
 
 
 def epochs_ended(run: Run, resumed: int) -> int:

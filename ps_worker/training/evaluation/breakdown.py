@@ -312,10 +312,8 @@ def breakdown_of(job: Job, schema: Schema, files: Sequence[str] = ()) -> Callabl
         )
 
     for name in valid.slices:
-        try:
+        with job.errors("valid.slices", ValueError):
             schema.slot_index(name)
-        except ValueError as error:
-            raise job.error("valid.slices", str(error)) from error
     return new
 
 

@@ -253,13 +253,6 @@ def test_format_of_a_command_takes_its_columns(split: FileSplit) -> None:
     assert keys(blocks) == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("  ",), "the command is '  '"),
-        (("cat", 0.0), "stall_limit_s is 0.0, expected more than 0"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments: tuple[str, float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        reader(*arguments)
+def test_empty_command_is_refused() -> None:
+    with pytest.raises(UsageError, match="the command is '  '"):
+        reader("  ")

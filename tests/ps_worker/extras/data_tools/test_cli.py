@@ -150,13 +150,13 @@ def test_convert_writes_parquet_that_other_commands_read(
         (
             ["profile", "x.tsv", "--out", "absent/s.toml"],
             6,
-            "cannot write 'absent/s.toml': No such",
+            "cannot write to 'absent/s.toml': No such",
         ),
         (["profile", "x.tsv", "--transform", "sqrt"], 2, "sqrt"),
         (
             ["split", "x.tsv", "--out", "sets", "--ratio", "9"],
             2,
-            "ratio is 9, expected two or three",
+            "ratio is '9', expected two or three",
         ),
         (["split", "x.tsv", "--out", "sets"], 6, "would be empty"),
         (["convert", "x.tsv", "--out", "x.tsv"], 6, "cannot write to 'x.tsv'"),

@@ -375,8 +375,6 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path, runs: tuple[Path, Pa
         report([tmp_path / "none"], output, importance_rows=0)
     with pytest.raises(UsageError, match="is given twice"):
         report([runs[0], runs[0]], output, importance_rows=0)
-    with pytest.raises(UsageError, match="--importance-rows is -1"):
-        report(runs, output, importance_rows=-1)
     with pytest.raises(UsageError, match="--output: cannot write"):
         report(runs, tmp_path / "none/page.html", importance_rows=0)
     (tmp_path / "metrics.jsonl").write_text('{"kind": "start"}\nnothing\n')
