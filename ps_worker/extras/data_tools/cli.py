@@ -15,8 +15,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ctr_ps.ctr_model.schema import Schema, SchemaError, Transform
 from ctr_ps.protos.errors import UsageError, counted
@@ -39,7 +37,9 @@ from ctr_ps.ps_worker.extras.data_tools.generate import (
 )
 from ctr_ps.ps_worker.extras.data_tools.labels import LEAK
 from ctr_ps.ps_worker.extras.data_tools.profile import (
+    add_row,
     number_table,
+    plain_table,
     profile_files,
     profile_table,
     schema_of,
@@ -358,21 +358,14 @@ def convert_command(
 
 def _print_proposal(console: Console, proposal: Proposal) -> None:
     """Prints column, role and reason, a line each; then why there is no label, and what may leak it."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("column", no_wrap=True)
-    table.add_column("taken as", no_wrap=True)
-    table.add_column("because", overflow="fold")
-
-    def add(name: str, role: str, why: str) -> None:
-        table.add_row(Text(printable(name)), role, Text(printable(why)))  # names may have brackets
-
+    table = plain_table("column", (), "taken as", "because")
     if label := proposal.label:
-        add(label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1")
+        add_row(table, label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1")
     taken = {"number": proposal.numbers, "vector": proposal.vectors, "slot": proposal.slots}
     taken |= {"ignored": proposal.ignored}
     for role, columns in taken.items():
         for column in columns:
-            add(column.name, role, column.why)
+            add_row(table, column.name, role, column.why)
     console.print(table)
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))

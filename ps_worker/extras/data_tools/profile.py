@@ -230,11 +230,11 @@ def _top(
 
 def profile_table(profile: Profile) -> Group:
     """Returns the output of `ps-data profile`."""
-    slots = _table("slot", ("missing", "distinct"), "most frequent values")
+    slots = plain_table("slot", ("missing", "distinct"), "most frequent values")
     for slot in profile.slots:
         distinct = f"{'' if slot.is_exact else '~'}{slot.num_distinct:,}"
         top = "  ".join(f"{text} {count / profile.rows:.2%}" for text, count in slot.top)
-        _add_row(slots, slot.name, f"{slot.missing_rate:.2%}", distinct, top)
+        add_row(slots, slot.name, f"{slot.missing_rate:.2%}", distinct, top)
     clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
     head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
     return Group(head, number_table(profile.numbers), slots, *_notes(profile))
@@ -242,15 +242,16 @@ def profile_table(profile: Profile) -> Group:
 
 def number_table(numbers: Iterable[NumberProfile]) -> Table:
     """Returns the statistics of dense columns, a line each."""
-    table = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
+    table = plain_table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
     for each in numbers:
         figures = (each.min, each.max, each.mean, each.deviation, each.percentile_95)
         shown = ["-" if each.missing_rate == 1 else f"{figure:,.6g}" for figure in figures]
-        _add_row(table, each.name, f"{each.missing_rate:.2%}", *shown)
+        add_row(table, each.name, f"{each.missing_rate:.2%}", *shown)
     return table
 
 
-def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:
+def plain_table(name: str, figures: Sequence[str], *texts: str) -> Table:
+    """Returns a table without rows: columns for names, for figures, and for texts, which may be long."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(name, no_wrap=True)
     for figure in figures:
@@ -260,7 +261,8 @@ def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:
     return table
 
 
-def _add_row(table: Table, *texts: str) -> None:
+def add_row(table: Table, *texts: str) -> None:
+    """Adds a row of texts, which may be those of data."""
     table.add_row(*(Text(printable(text)) for text in texts))  # no markup: names may have brackets
 
 
