@@ -26,9 +26,8 @@ class DenseTrainers(Protocol):
 class PassTrainer(Protocol):
     """Trains passes on a device (`extras/device_pass`)."""
 
-    is_partly_written: (
-        bool  # the store may have a part of a pass: a write back began and did not end
-    )
+    # the store may have a part of a pass: a write back began and did not end
+    is_partly_written: bool
 
     def train(
         self,

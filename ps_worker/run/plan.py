@@ -54,9 +54,8 @@ class ModelPlan:
     specs: ModelSpecs  # the model and the job, and what follows from the two
     role: WorkerRole | HeterRole
     trained: Model  # computes gradients; `model` predicts
-    terms: Mapping[
-        str, str
-    ]  # settings in which all workers must agree, by the names that users know
+    # settings in which all workers must agree, by the names that users know
+    terms: Mapping[str, str]
     new_pass_trainer: NewPassTrainer | None = None  # of what trains where `device.tables` is "pass"
 
     @property

@@ -81,7 +81,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._file)
+        if self._events is not None:
+            self._events.close()
 
     def write(self, kind: Kind, *, epoch: int, step: int, figures: Mapping[str, Any]) -> None:
         """Writes one line, and its numbers for TensorBoard; those that are nan or infinite become null."""
@@ -98,12 +100,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                     self._events.flush()
         except OSError as error:  # as when the disk is full: the model matters more
             logger.warning("figures of %s step=%d are not written: %s", kind, step, error)
-
-    def close(self) -> None:
-        """Ends the files."""
-        os.close(self._file)
-        if self._events is not None:
-            self._events.close()
 
 
 def _has_a_line(metrics: Path) -> bool:

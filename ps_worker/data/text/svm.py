@@ -53,9 +53,8 @@ class Layout(NamedTuple):
     has_fields: bool  # whether it is libffm, where a slot without values gets the empty value
     # uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1
     dense_indexes: NDArray[np.uint64]
-    dense_columns: NDArray[
-        np.int64
-    ]  # int64[num_dense + 1]: the dense column of each, and num_dense
+    # int64[num_dense + 1]: the dense column of each, and num_dense
+    dense_columns: NDArray[np.int64]
     slot_numbers: NDArray[np.int64]  # int64[S], of each slot in the feature hash
 
 

@@ -4,7 +4,6 @@ Works for every format with a reader, which provides unscaled numbers (as float3
 keys.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,16 +16,13 @@ from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.parameters import SlotKeys, select_slots
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
-from ctr_ps.protos.errors import DataError, counted
+from ctr_ps.protos.errors import counted
 from ctr_ps.protos.runtime.logs import printable
 from ctr_ps.ps_worker.data.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks import RowColumnCheck
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.reading import Reading
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats, ValueCounts
 from ctr_ps.ps_worker.training.evaluation.breakdown import ValueTexts
-
-logger = logging.getLogger(__name__)
 
 NUM_BOUNDARIES = 21  # of "quantile": every 5 %
 _NUM_TOP = 5
@@ -94,31 +90,22 @@ def profile_files(
         BadRowError: Names the malformed row that exceeded the limit.
     """
     bad_rows = BadRows(bad_row_limit)
-    labels = RowColumnCheck(schema)
     unscaled = tuple(DenseColumn(name=each.name, missing_indicator=True) for each in schema.dense)
-    reading = replace(schema, dense=unscaled)
+    of_rows = replace(schema, dense=unscaled)
+    reading = Reading([FileSplit(path) for path in files], of_rows, format, bad_rows)
     numbers = NumberStats(len(unscaled))
     slots = [_SlotStats(number) for number in schema.slot_numbers]
     clicks: float | None = None
-    for path in files:
-        rows_before = numbers.rows
-        for block in reader_of(path, reading, bad_rows, format).blocks(FileSplit(path)):
-            rows = block.rows
-            labels.require(path, rows)
-            values, is_missing = np.hsplit(rows.dense, 2)
-            numbers.add(np.where(is_missing == 1, np.nan, values.astype(np.float64)))
-            for index, slot in enumerate(slots):
-                slot.add(select_slots(rows, (index,)))
-            if rows.labels is not None:
-                clicks = (clicks or 0.0) + float(rows.labels.sum())
-        if numbers.rows == rows_before:
-            logger.warning("a file has no rows: file=%s", path)
-    if numbers.rows == 0:
-        raise DataError(
-            f"no rows in {counted(len(files), 'file')} ({counted(bad_rows.total, 'malformed row')})"
-        )
-    bad_rows.report(numbers.rows)
-    texts = ValueTexts(files, reading, format)
+    for _, block in reading.blocks():
+        rows = block.rows
+        values, is_missing = np.hsplit(rows.dense, 2)
+        numbers.add(np.where(is_missing == 1, np.nan, values.astype(np.float64)))
+        for index, slot in enumerate(slots):
+            slot.add(select_slots(rows, (index,)))
+        if rows.labels is not None:
+            clicks = (clicks or 0.0) + float(rows.labels.sum())
+    reading.end(numbers.rows)
+    texts = ValueTexts(files, of_rows, format)
     return Profile(
         schema=schema,
         rows=numbers.rows,

@@ -347,9 +347,7 @@ def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bo
         why = "no value in the sampled rows"
     elif np.isinf(present).any():
         why = "has infinite numbers, which make rows malformed: leave them empty to use the column"
-    elif distinct == 1 and not (
-        is_whole and has_missing
-    ):  # of a name, it or none may say something
+    elif distinct == 1 and not (is_whole and has_missing):  # of a name, none may say something
         why = f"always {present[0]:g} where it is not missing"
     else:
         why = why_numbers_are_times(name, present)

@@ -42,13 +42,9 @@ MAX_CALLS = 4 * MAX_WAITING
 
 
 _CONTENTS = {
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from math import isfinite
@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from ctr_ps.protos.errors import CtrPsError, DataError, OverloadedError
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
@@ -120,11 +121,7 @@ class HttpService:
         return application
 
     @web.middleware
-    async def _answered(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answers and counts; once the process ends, closes connections."""
         self._num_in_flight += 1
         self._is_idle.clear()
@@ -141,11 +138,7 @@ class HttpService:
             if not self._num_in_flight:
                 self._is_idle.set()
 
-    async def _answer(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if why := self._refusal(request):
                 return _error(401, why)

@@ -133,9 +133,8 @@ def importance_of_features(
 
 def importance_of_checkpoint(
     checkpoint: Checkpoint,
-    files: Sequence[
-        str
-    ] = (),  # patterns; empty: data.test of the job that trained it, else data.valid
+    # patterns; empty: data.test of the job that trained it, else data.valid
+    files: Sequence[str] = (),
     *,
     rows: int,
     overrides: Sequence[str] = (),  # `section.key=value`, over that job
