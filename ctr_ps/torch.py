@@ -10,29 +10,12 @@
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
+from ctr_ps.ctr_model import torch as modules
 from ctr_ps.ctr_model.models.model import Task
-from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel
-from ctr_ps.ps_worker.torch import (
-    Embedding,
-    EmbeddingBag,
-    PushOptimizer,
-    Tables,
-    open_tables,
-    restore_embeddings,
-    swap_embeddings,
-)
+from ctr_ps.ctr_model.torch import *  # noqa: F403  the names are listed there
+from ctr_ps.ps_worker import torch as loops
+from ctr_ps.ps_worker.torch import *  # noqa: F403
 
-__all__ = [
-    "Batch",
-    "Embedding",
-    "EmbeddingBag",
-    "Front",
-    "PushOptimizer",
-    "SlotEmbedding",
-    "Tables",
-    "Task",
-    "TorchModel",
-    "open_tables",
-    "restore_embeddings",
-    "swap_embeddings",
-]
+__all__ = ["Task"]
+__all__ += modules.__all__
+__all__ += loops.__all__

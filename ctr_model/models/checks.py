@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import (
+from ctr_ps.ctr_model.models.model import Model, StepResult, Task, Workspace, module_class_of
+from ctr_ps.ctr_model.parameters import (
     EmbeddingTable,
-    Model,
-    StepResult,
-    Task,
-    Workspace,
-    module_class_of,
+    Floats,
+    Lookups,
+    ModelInputError,
+    SparseGrads,
 )
-from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 
 _MAX_SHOWN = 8

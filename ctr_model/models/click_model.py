@@ -31,8 +31,9 @@ from ctr_ps.ctr_model.models.checks import (
     require_written,
     weights_of,
 )
-from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Workspace
+from ctr_ps.ctr_model.models.model import StepResult, Workspace
 from ctr_ps.ctr_model.parameters import (
+    EmbeddingTable,
     FlatLayout,
     Floats,
     Lookups,

@@ -11,31 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.parameters import (
-    EmbeddingTable,
-    Floats,
-    Lookup,
-    Lookups,
-    Segment,
-    SparseGrads,
-)
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookups, Segment, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
-
-__all__ = [
-    "Compute",
-    "EmbeddingTable",
-    "Lookup",
-    "Model",
-    "StepResult",
-    "Task",
-    "Workspace",
-    "initial_biases_of",
-    "initial_values_of",
-    "module_class_of",
-    "number_batch",
-    "tasks_of",
-]
-
 
 Compute = Literal["float32", "bfloat16"]
 """Precisions of the matrix products of a gradient; parameters, sums and predictions are float32."""

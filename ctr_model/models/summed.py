@@ -44,8 +44,16 @@ from ctr_ps.ctr_model.layers.pooling import (
     require_widths,
 )
 from ctr_ps.ctr_model.models.click_model import ClickModel
-from ctr_ps.ctr_model.models.model import EmbeddingTable, keeps_origin
-from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, Segment, SparseGrads, Tensors
+from ctr_ps.ctr_model.models.model import keeps_origin
+from ctr_ps.ctr_model.parameters import (
+    EmbeddingTable,
+    Floats,
+    Lookup,
+    Lookups,
+    Segment,
+    SparseGrads,
+    Tensors,
+)
 from ctr_ps.ctr_model.schema import Schema
 
 

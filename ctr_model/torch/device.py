@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.checks import labels_of
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.parameters import Ints
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Ints
 from ctr_ps.ctr_model.torch import batch as tensors
 from ctr_ps.ctr_model.torch.model import LossResult, TorchModel
 

@@ -19,14 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ctr_ps.ctr_model.layers.pooling import (
-    pool_slots,
-    require_range,
-    require_widths,
-    scatter_slots,
-)
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.parameters import Lookup, ModelInputError
+from ctr_ps.ctr_model.layers.pooling import pool_slots, require_range, require_widths, scatter_slots
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Lookup, ModelInputError
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch, Rows
 

@@ -11,7 +11,7 @@ when parameters change fastest: none is later than an eighth of the batches befo
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -57,9 +57,9 @@ class Replica:
         self._share = 1.0 / num_workers
         self._tables = {spec.name: ReplicaTable(spec) for spec in tables}
         self._dense_name = dense.name
-        self._dense = DenseTable(dense)
+        self.dense = DenseTable(dense)  # the local dense parameters
         self._dense_base = np.empty(dense.length, np.float32)
-        self._dense.pull(self._dense_base)
+        self.dense.pull(self._dense_base)
 
     @property
     def rows(self) -> int:
@@ -77,29 +77,21 @@ class Replica:
             name: self._tables[name].pull(column, Missing.INITIAL) for name, column in keys.items()
         }
 
-    def pull_dense(self, out: Values) -> None:
-        """Copies the local dense parameters to `out` float32[P]."""
-        self._dense.pull(out)
-
-    def lend_dense(self) -> AbstractContextManager[Values]:
-        """Lends the local dense parameters float32[P] to one thread; merges and pushes wait for it."""
-        return self._dense.lend()
-
     def push(self, gradients: Gradients, *, step: int) -> None:
         """Applies gradients to the local copy, with the job's optimizers at a step of their schedules."""
         for name, grad in gradients.sparse.items():
             self._tables[name].push(grad, step=step)
         for dense in gradients.dense.values():
-            self._dense.push(dense, step=step)
+            self.dense.push(dense, step=step)
 
     def take_delta(self) -> Gradients:
         """Returns this worker's share of its changes since the last call, as sums of one example."""
         deltas = {name: table.take_deltas(self._share) for name, table in self._tables.items()}
         local = np.empty_like(self._dense_base)
-        self._dense.pull(local)
+        self.dense.pull(local)
         dense_delta = (local - self._dense_base) * np.float32(self._share)
         self._dense_base += dense_delta
-        self._dense.add(self._dense_base - local)
+        self.dense.add(self._dense_base - local)
         return Gradients(
             sparse={name: SparseGrad(keys, values, 1) for name, (keys, values) in deltas.items()},
             dense={self._dense_name: DenseGrad(dense_delta, 1)},
@@ -112,7 +104,7 @@ class Replica:
 
     def merge_dense(self, values: Values) -> None:
         """Takes over the servers' dense parameters, float32[P]."""
-        self._dense.add(values - self._dense_base)
+        self.dense.add(values - self._dense_base)
         self._dense_base[:] = values
 
 
@@ -175,12 +167,12 @@ class GeoCommunicator(Communicator):
     def params(self) -> Iterator[Values]:
         """Lends the replica's parameters, or a copy if several threads train."""
         if self._is_alone:
-            with self._replica.lend_dense() as params:
+            with self._replica.dense.lend() as params:
                 yield params
             return
         if not hasattr(self._local, "params"):
             self._local.params = np.empty_like(self._server_dense)
-        self._replica.pull_dense(self._local.params)
+        self._replica.dense.pull(self._local.params)
         yield self._local.params
 
     def push(

@@ -13,14 +13,8 @@ from pathlib import Path
 
 import xxhash
 
-from ctr_ps.ctr_model.models.model import (
-    EmbeddingTable,
-    Model,
-    initial_biases_of,
-    initial_values_of,
-    tasks_of,
-)
-from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.models.model import Model, initial_biases_of, initial_values_of, tasks_of
+from ctr_ps.ctr_model.parameters import EmbeddingTable, ModelInputError
 from ctr_ps.ctr_model.registry import build_model, with_compute, with_dropout, with_logit_offset
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import EmbeddingTable
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import unique_keys

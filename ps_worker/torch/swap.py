@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import EmbeddingTable
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.torch.embedding import Embedding, EmbeddingBag
 

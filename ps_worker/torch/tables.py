@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model.layers.pooling import require_range, require_widths
-from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
 from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_counts, require_finite
 from ctr_ps.protos.keys import Keys, unique_keys

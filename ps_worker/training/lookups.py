@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import EmbeddingTable, Lookup
-from ctr_ps.ctr_model.parameters import SlotKeys, select_slots
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Lookup, SlotKeys, select_slots
 from ctr_ps.protos.gradients import NUM_COUNTS, Counts, Values
 from ctr_ps.protos.keys import Keys, unique_keys
 from ctr_ps.protos.runtime.jit import kernel

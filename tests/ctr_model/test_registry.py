@@ -126,7 +126,8 @@ def test_faults_of_ones_own_model_are_named(
 PLAIN_MODEL = """
 import numpy as np
 from ctr_ps.ctr_model.layers.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult
+from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.parameters import EmbeddingTable
 from ctr_ps.ctr_model.parameters import Segment
 
 class Plain:

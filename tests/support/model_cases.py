@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, Workspace
-from ctr_ps.ctr_model.parameters import FlatLayout, Lookup, select_slots
+from ctr_ps.ctr_model.models.model import Model, Workspace
+from ctr_ps.ctr_model.parameters import EmbeddingTable, FlatLayout, Lookup, select_slots
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
 from tests.reference import models, my_model

@@ -16,8 +16,7 @@ from itertools import islice
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.parameters import Ints, SlotKeys, select_slots
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Ints, SlotKeys, select_slots
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.ctr_model.torch.device import SlotRows, Slots, slots_of
 from ctr_ps.protos.chunking import VALUE_BYTES

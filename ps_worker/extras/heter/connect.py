@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, StepResult, Workspace
-from ctr_ps.ctr_model.parameters import Floats, Lookup, ModelInputError, Segment
+from ctr_ps.ctr_model.models.model import Model, StepResult, Workspace
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookup, ModelInputError, Segment
 from ctr_ps.protos.errors import TransportError, UsageError, counted
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.gradients import Values

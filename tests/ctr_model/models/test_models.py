@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable, initial_biases_of
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.models.model import initial_biases_of
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, ModelInputError
 from ctr_ps.ctr_model.registry import MODELS, build_model, with_logit_offset
 from tests.support.model_cases import (
     MY_MODEL,

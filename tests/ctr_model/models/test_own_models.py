@@ -7,8 +7,8 @@ import pytest
 
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
-from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult
-from ctr_ps.ctr_model.parameters import ModelInputError, Segment
+from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.parameters import EmbeddingTable, ModelInputError, Segment
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.job import Job
 from tests.support.model_cases import SCHEMA, ModelCase

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import nn  # noqa: E402
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable, initial_biases_of  # noqa: E402
-from ctr_ps.ctr_model.parameters import ModelInputError  # noqa: E402
+from ctr_ps.ctr_model.models.model import initial_biases_of  # noqa: E402
+from ctr_ps.ctr_model.parameters import EmbeddingTable, ModelInputError  # noqa: E402
 from ctr_ps.ctr_model.registry import build_model, name_of  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase, small_model  # noqa: E402

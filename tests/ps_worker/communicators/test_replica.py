@@ -111,12 +111,12 @@ def test_taken_delta_leaves_the_copy_as_the_servers_will_have_it() -> None:
     replica = new_replica(num_workers=4)
     push(replica, {5: 4.0}, dense=4.0)
     dense = np.empty(LENGTH, np.float32)
-    replica.pull_dense(dense)
+    replica.dense.pull(dense)
     start = dense + 4 * RATE
 
     delta = replica.take_delta()
 
-    replica.pull_dense(dense)
+    replica.dense.pull(dense)
     np.testing.assert_allclose(dense, start - RATE, rtol=1e-5)
     np.testing.assert_allclose(read(replica, 5), initial(5) - RATE, rtol=1e-5)
     np.testing.assert_array_equal(read(replica, 5), initial(5) + rows_of(delta)[5])
@@ -210,7 +210,7 @@ def test_lent_dense_parameters_do_not_change_before_they_are_back() -> None:
     replica = new_replica()
     server = np.full(LENGTH, 7.0, np.float32)
     with ThreadPoolExecutor(1) as pool:
-        with replica.lend_dense() as params:
+        with replica.dense.lend() as params:
             before = params.copy()
             merge = pool.submit(replica.merge_dense, server)
             _, unfinished = futures.wait([merge], timeout=0.02)
@@ -218,5 +218,5 @@ def test_lent_dense_parameters_do_not_change_before_they_are_back() -> None:
             np.testing.assert_array_equal(params, before)
         merge.result(timeout=10)
 
-    with replica.lend_dense() as params:
+    with replica.dense.lend() as params:
         np.testing.assert_array_equal(params, server)

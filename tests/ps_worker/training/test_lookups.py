@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.parameters import select_slots
+from ctr_ps.ctr_model.parameters import EmbeddingTable, select_slots
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 from tests.reference.feature_life import occurrences_of
 
