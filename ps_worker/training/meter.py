@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.metrics import ClickMetrics, SlidingMetrics
 from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.ps_server.optimizers.registry import Tuning
-from ctr_ps.ps_worker.training.evaluation.base_rate import BaseRate
 from ctr_ps.ps_worker.training.evaluation.groups import ratio
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,6 @@ class Progress:
         self._rates = rates
         self._every_s = every_s
         self._advice = advice
-        self._base_rate = BaseRate()
         self._has_log_loss = self._is_comparing = has_log_loss
         self._has_logged = False
         self._clock = clock
@@ -103,7 +101,6 @@ class Progress:
         self._metrics = ClickMetrics()
         self._sliding = SlidingMetrics()
         self._loss = 0.0
-        self._weight = 0.0
         self.steps = 0  # trained batches, including those of an earlier run
         self.examples = 0  # trained examples of this run
         self.times = StepTimes()  # step times by part
@@ -179,22 +176,13 @@ class Progress:
             self.steps += 1
             self.examples += labels.size
             self._loss += loss_sum
-            self._window_examples += labels.size
-            self._window_loss += loss_sum
-            weight, clicks = float(labels.size), float(np.count_nonzero(labels > 0.5))
-            if weights is not None:
-                weight = float(weights.sum(dtype=np.float64))
-                clicks = float(weights[labels > 0.5].sum(dtype=np.float64))
-            self._weight += weight
-            self._window_weight += weight
             self._metrics.add(labels, predictions, weights)
             self._sliding.add(labels, predictions, weights)
-            self._base_rate.add(weight, clicks)
             if self._is_early and self.steps - self._steps_before_pass >= EARLY_STEPS:
                 self._is_early = False
                 name = f"the model after the first {EARLY_STEPS} steps of a pass"
                 self.warn_of_base_rate(self.of_pass(), name)
-            if self._clock() - self._window_start >= self._every_s:
+            if self._clock() - self._last_line.at_s >= self._every_s:
                 self._compare_with_base_rate()
                 self._lines.append(self._line())
                 self._has_logged = True
@@ -208,16 +196,12 @@ class Progress:
     def restart_window(self) -> None:
         """Excludes the time since the last line from the next rate; call `log` before that time."""
         with self._lock:
-            self._base_rate.end_interval()
-            self._window_start = self._clock()
-            self._window_examples = 0
-            self._window_weight = 0.0
-            self._window_loss = 0.0
+            self._last_line = self.counts()
 
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
         with self._lock:
-            if self._window_examples:
+            if self.examples > self._last_line.examples:
                 self._lines.append(self._line())
         self._write_lines()
 
@@ -226,7 +210,7 @@ class Progress:
         with self._lock:
             return Counts(
                 examples=self.examples,
-                weight=self._weight,
+                weight=self._metrics.weight,
                 loss=self._loss,
                 metrics=self._metrics.copy(),
                 at_s=self._clock(),
@@ -236,15 +220,26 @@ class Progress:
     def mean_loss(self) -> float:
         """Mean loss over all examples so far; nan before the first."""
         with self._lock:
-            return ratio(self._loss, self._weight)
+            return ratio(self._loss, self._metrics.weight)
+
+    def _loss_since_line(self) -> float:
+        """Returns the mean loss since the last line; nan without examples."""
+        before = self._last_line
+        return ratio(self._loss - before.loss, self._metrics.weight - before.weight)
 
     def _compare_with_base_rate(self) -> None:
         """Warns, once, of a whole interval with a loss above that of predicting the click rate.
 
         The first interval has the initial model's predictions and is exempt.
         """
-        loss, base_loss = ratio(self._window_loss, self._window_weight), self._base_rate.log_loss
-        if self._is_comparing and self._has_logged and loss > base_loss:
+        before, weight, clicks = self._last_line, self._metrics.weight, self._metrics.clicks
+        if not (self._is_comparing and self._has_logged and 0 < clicks < weight):
+            return
+        rate, new_clicks = clicks / weight, clicks - before.metrics.clicks
+        new_others = weight - before.weight - new_clicks
+        total = -(new_clicks * math.log(rate) + new_others * math.log1p(-rate))
+        loss, base_loss = self._loss_since_line(), ratio(total, new_clicks + new_others)
+        if loss > base_loss:
             self._is_comparing = False
             logger.warning(
                 "at step %d the mean loss since the last progress line is %.5f, above %.5f, the log loss of "
@@ -252,7 +247,7 @@ class Progress:
                 self.steps,
                 loss,
                 base_loss,
-                self._base_rate.click_rate,
+                rate,
                 self._advice,
             )
 
@@ -267,12 +262,13 @@ class Progress:
                 logger.info("%s%s", text, self._rates())
 
     def _line(self) -> tuple[str, int, Mapping[str, float]]:
-        seconds = self._clock() - self._window_start
+        seconds = self._clock() - self._last_line.at_s
+        new_examples = self.examples - self._last_line.examples
         window = self._sliding.window
         figures: dict[str, float] = {
             "examples": self.examples,
-            "examples_per_s": self._window_examples / seconds if seconds > 0 else 0.0,
-            "loss": ratio(self._window_loss, self._window_weight),
+            "examples_per_s": new_examples / seconds if seconds > 0 else 0.0,
+            "loss": self._loss_since_line(),
             "auc": self._metrics.auc(),
             f"auc_{window}": self._sliding.metrics().auc(),
         }

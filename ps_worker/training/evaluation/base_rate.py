@@ -3,10 +3,8 @@
 predicting the click rate p for every example:   loss = -(clicks * log p + others * log(1 - p)) / examples
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,42 +45,6 @@ def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
                 break
     rates = np.clip(events / given, _LEAST_RATE, 1.0 - _LEAST_RATE)
     return tuple(rates.tolist()) if rows else ()
-
-
-@dataclass(slots=True)
-class BaseRate:
-    """The click rate of all examples so far, and those of an interval. Not thread-safe."""
-
-    _examples: float = 0.0
-    _clicks: float = 0.0
-    _interval_examples: float = 0.0
-    _interval_clicks: float = 0.0
-
-    def add(self, examples: float, clicks: float) -> None:
-        """Counts the examples of a batch, each as its weight."""
-        self._examples += examples
-        self._clicks += clicks
-        self._interval_examples += examples
-        self._interval_clicks += clicks
-
-    def end_interval(self) -> None:
-        """Starts the next interval."""
-        self._interval_examples = self._interval_clicks = 0.0
-
-    @property
-    def click_rate(self) -> float:
-        """Clicks per example so far; nan before the first."""
-        return self._clicks / self._examples if self._examples else math.nan
-
-    @property
-    def log_loss(self) -> float:
-        """Mean log loss over the interval of predicting the click rate; nan until both classes occurred."""
-        if not 0 < self._clicks < self._examples or not self._interval_examples:
-            return math.nan
-        rate, clicks = self.click_rate, self._interval_clicks
-        others = self._interval_examples - clicks
-        total = clicks * math.log(rate) + others * math.log1p(-rate)
-        return -total / self._interval_examples
 
 
 def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
