@@ -149,8 +149,8 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
     read = (*row_columns.values(), *columns.other_labels)
     for name in (*read, *(column.name for column in schema.dense)):
         kind = fields.field(name).type
-        is_text_label = name in labels and is_text_type(_value_type(kind))
-        if not (is_number_type(kind) or is_text_label):
+        is_text = is_text_type(type_of_values(kind)) and not is_list_type(kind)
+        if not (is_number_type(kind) or (is_text and name in labels)):
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected numbers")
     for name in () if columns.are_keys else schema.slots:
         kind = fields.field(name).type
@@ -177,10 +177,6 @@ def kinds_of_values(
         elif not pa.types.is_null(kind):
             found.note(slot, "text" if is_text_type(kind) else "integers")
     return found
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:

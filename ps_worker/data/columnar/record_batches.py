@@ -145,22 +145,21 @@ class Decoder:
         dense: list[NDArray[np.float64]],
     ) -> dict[int, str]:
         """Returns the first fault of each malformed row, by row."""
-        faults: dict[int, str] = {}
-        for key, (is_fault, kind, expected) in _FAULTS.items():
-            for row in _rows_where(is_fault(named[key])) if key in named else ():
-                value = shown(batch.column(self.columns.row_columns[key])[row].as_py())
-                faults.setdefault(row, f"the {kind} is {value}, expected {expected}")
+        checks: list[tuple[str, NDArray[Any], _IsFault, str, str]] = [
+            (name, named[key], _FAULTS[key][0], f"the {_FAULTS[key][1]}", _FAULTS[key][2])
+            for key, name in self.columns.row_columns.items()
+            if key in _FAULTS
+        ]
         for name, column in zip(self.columns.other_labels, others, strict=True):
-            for row in _rows_where(_is_no_label(column)):
-                value = shown(batch.column(name)[row].as_py())
-                faults.setdefault(row, f"the label {name!r} is {value}, expected 0 or 1")
+            checks.append((name, column, _is_no_label, f"the label {name!r}", "0 or 1"))
         for name, column in zip(self._dense, dense, strict=True):
-            for row in _rows_where(np.isinf(column)):
-                number = shown(batch.column(name)[row].as_py())
-                many = " in a list as long as the schema says" if name.endswith("]") else ""
-                faults.setdefault(
-                    row, f"column {name!r} is {number}, expected a finite number{many}"
-                )
+            many = " in a list as long as the schema says" if name.endswith("]") else ""
+            checks.append((name, column, np.isinf, f"column {name!r}", f"a finite number{many}"))
+        faults: dict[int, str] = {}
+        for name, column, is_fault, what, expected in checks:
+            for row in np.flatnonzero(is_fault(column)).tolist():
+                value = shown(batch.column(name)[row].as_py())
+                faults.setdefault(row, f"{what} is {value}, expected {expected}")
         return faults
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:
@@ -239,7 +238,8 @@ _READ: Mapping[str, Callable[[pa.Array], NDArray[Any]]] = {
 }
 """Functions that read the columns of `ROW_COLUMNS`."""
 
-_FAULTS: Mapping[str, tuple[Callable[[Any], NDArray[np.bool_]], str, str]] = {
+_IsFault = Callable[[Any], NDArray[np.bool_]]
+_FAULTS: Mapping[str, tuple[_IsFault, str, str]] = {
     "labels": (_is_no_label, "label", "0 or 1"),
     "weights": (_is_no_weight, "weight", "a finite number of at least 0"),
     "ids": (_is_no_id, "id", "UTF-8 without tabs and line breaks"),
@@ -253,11 +253,6 @@ def shown(value: object) -> str:
         return "missing"
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def _rows_where(is_true: NDArray[np.bool_]) -> list[int]:
-    rows: list[int] = np.flatnonzero(is_true).tolist()
-    return rows
 
 
 def _rows_of_keys(
