@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import read_only
@@ -49,20 +50,31 @@ class SavedModel:
         """The dense blocks, float32[n] by name, read-only."""
         return MappingProxyType(self._dense)
 
-    def read(self, table: str, keys: Keys) -> Values:
-        """Returns the rows of `keys` uint64[N] as float32[N, D]; missing keys have the table's default value.
+    def read(self, table: str, keys: ArrayLike) -> Values:
+        """Returns the rows of `keys`, [N], as float32[N, D]; missing keys have the table's default value.
 
-        Raises CheckpointError if there is no such table, or its mapped files were changed.
+        Keys are whole numbers: uint64, or signed ones as their 64 bits. Raises UsageError for others,
+        CheckpointError if there is no such table, or its mapped files were changed.
         """
         return self.find(table, keys)[0]
 
-    def find(self, table: str, keys: Keys) -> tuple[Values, NDArray[np.bool_]]:
+    def find(self, table: str, keys: ArrayLike) -> tuple[Values, NDArray[np.bool_]]:
         """As `read`, with bool[N], whether each key has a row."""
         if table not in self._rows:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint.url} has no table {table!r}, only {sorted(self._rows)}"
             )
-        spec = self.checkpoint.tables[table]
-        rows = np.full((keys.size, spec.dim), spec.default_value, np.float32)
-        has_row = read_layers(self._rows[table], keys, rows)
+        spec, found = self.checkpoint.tables[table], _in_64_bits(np.asarray(keys))
+        rows = np.full((found.size, spec.dim), spec.default_value, np.float32)
+        has_row = read_layers(self._rows[table], found, rows)
         return rows, has_row
+
+
+def _in_64_bits(keys: NDArray[Any]) -> Keys:
+    if keys.ndim != 1 or keys.dtype.kind not in "iu":
+        raise UsageError(
+            f"keys are {keys.dtype}{list(keys.shape)}, expected whole numbers in one dimension"
+        )
+    # Signed ones by their sign first: -1 in 32 bits is -1 in 64.
+    wide = keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64, copy=False)
+    return np.ascontiguousarray(wide).view(np.uint64)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from tests.support.checkpoints import fake_counting_model
@@ -66,3 +66,21 @@ def test_keys_with_a_row_are_told_from_those_without_and_removed_ones(tmp_path: 
     assert rows[: len(keys)].any(axis=1).all()
     assert not rows[len(keys) :].any()
     assert not delta.find("deep", keys)[1].any()
+
+
+def test_keys_may_be_any_whole_numbers_and_nothing_else(tmp_path: Path) -> None:
+    model = fake_counting_model()
+    model.save(tmp_path / "saved")
+    table = next(iter(model.tables))
+    saved = SavedModel.open(tmp_path / "saved")
+    keys = np.concatenate([rows.keys for rows in model.tables[table].rows.values()])
+    expected = saved.read(table, keys)
+    assert len(np.unique(expected, axis=0)) > 1
+
+    np.testing.assert_array_equal(saved.read(table, keys.view(np.int64)), expected)
+    small = np.array([-1, 3], np.int32)
+    wide = np.array([2**64 - 1, 3], np.uint64)
+    np.testing.assert_array_equal(saved.read(table, small), saved.read(table, wide))
+    for wrong in (keys.astype(np.float64), keys[:, None], np.array(["3"]), keys.tolist()):
+        with pytest.raises(UsageError, match="expected whole numbers in one dimension"):
+            saved.find(table, wrong)
