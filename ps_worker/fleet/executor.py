@@ -42,7 +42,8 @@ class Executor:
     @called_as(
         "executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)",
         paddle=_OF_PADDLE,
-        instead=": the log has loss and AUC, fetch_handler= gets them, the dataset has its thread_num",
+        instead=": logging.basicConfig(level=logging.INFO) shows loss and AUC, fetch_handler= gets them; "
+        "threads are those of the dataset",
     )
     def train_from_dataset(
         self,
@@ -185,6 +186,10 @@ class DistributedOptimizer:
         """
         if isinstance(model, Loss):
             model = model.model_of_program(seed)
+        if not hasattr(model, "tables"):
+            raise UsageError(
+                f"minimize() got {model!r}, expected a model, or the loss of a program"
+            )
         if clip_norm and self._clip_norm and clip_norm != self._clip_norm:
             raise UsageError(
                 f"clip_norm is {clip_norm!r}, but grad_clip is {self._clip_norm!r}: give one of them"

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.fleet import executor, optimizer
-from ctr_ps.ps_worker.fleet.words import program
+from ctr_ps.ps_worker.fleet.words import datasets, program
 from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 
@@ -54,6 +54,7 @@ _OF_STATIC = {
         embedding=program.sparse_embedding,
         fc=program.fc,
         sequence_lod=_Names(sequence_pool=program.sequence_pool),
+        sequence_pool=program.sequence_pool,
         sparse_embedding=program.sparse_embedding,
     ),
 }
@@ -63,12 +64,16 @@ PADDLE = _Names(
     add=program.operation("add"),
     cast=lambda x, dtype: x,
     concat=program.concat,
+    distributed=_Names(
+        InMemoryDataset=datasets.InMemoryDataset, QueueDataset=datasets.QueueDataset
+    ),
     enable_static=_nothing,
     mean=program.mean,
     multiply=program.operation("multiply"),
     nn=_Names(
         functional=_Names(
             binary_cross_entropy=program.binary_cross_entropy,
+            binary_cross_entropy_with_logits=program.binary_cross_entropy_with_logits,
             cross_entropy=program.cross_entropy,
             dropout=program.dropout,
             log_loss=program.binary_cross_entropy,

@@ -20,6 +20,9 @@ from ctr_ps.protos.errors import UsageError
 
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax")
 
+Initializer = tuple[str | float, ...]
+"""Its name and numbers."""
+
 _ROW_RANGE = 0.01  # of new rows without an initializer
 _OF_ALL = {"name": None, "weight": None, "reduction": "mean"}
 _OF_CROSS_ENTROPY = {
@@ -235,8 +238,8 @@ def fc(
     size: int,
     *,
     num_flatten_dims: int = 1,
-    weight_attr: "ParamAttr | None" = None,
-    bias_attr: "ParamAttr | bool | None" = None,
+    weight_attr: "ParamAttr | Initializer | None" = None,
+    bias_attr: "ParamAttr | Initializer | bool | None" = None,
     activation: str | None = None,
     name: str | None = None,
 ) -> Variable:
@@ -246,7 +249,12 @@ def fc(
         raise UsageError(f"num_flatten_dims of fc is {num_flatten_dims}, expected 1")
     if activation not in (None, *ACTIVATIONS):
         raise UsageError(f"activation of fc is {activation!r}, expected {', '.join(ACTIVATIONS)}")
-    attrs = {"weight": weight_attr, "bias": bias_attr}
+    attrs = {
+        name: ParamAttr(initializer=attr) if isinstance(attr, tuple) else attr
+        for name, attr in (("weight", weight_attr), ("bias", bias_attr))
+    }
+    if not all(isinstance(each, ParamAttr | bool | None) for each in attrs.values()):
+        raise UsageError(f"weight_attr or bias_attr of fc is {attrs}, expected one ParamAttr each")
     for attr in attrs.values():
         if isinstance(attr, ParamAttr) and attr.name:
             if attr.name in _PROGRAM.weights:
@@ -280,6 +288,8 @@ def sum_of(x: Variable, axis: int = 1, keepdim: bool = True) -> Variable:
 
 def dropout(x: Variable, p: float = 0.5) -> Variable:
     """Drops values in training, with probability p."""
+    if not 0 <= p < 1:
+        raise UsageError(f"p of dropout is {p}, expected 0 to 1")
     return Variable("dropout", x.width, (x,), {"rate": p})
 
 
@@ -308,6 +318,8 @@ def _require_defaults(
 
 def cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the probabilities or logits of two classes, [B, 2]."""
+    if of_paddle.get("use_softmax") is False and input.op == "softmax":
+        of_paddle["use_softmax"] = True  # as is done here: the softmax counts once
     _require_defaults("cross_entropy", of_paddle, _OF_CROSS_ENTROPY)
     if input.width != 2:
         raise UsageError(f"cross_entropy of {input.width} classes, expected 2: no click, click")
@@ -323,6 +335,16 @@ def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: object) 
             f"the input is the result of {input.op}, {input.width} wide, expected that of a sigmoid, 1 wide"
         )
     return Loss(input.inputs[0], label)
+
+
+def binary_cross_entropy_with_logits(logit: Variable, label: Variable, **of_paddle: object) -> Loss:
+    """Returns the loss of the logit of a click, [B, 1]."""
+    _require_defaults(
+        "binary_cross_entropy_with_logits", of_paddle, {**_OF_ALL, "pos_weight": None}
+    )
+    if logit.width != 1:
+        raise UsageError(f"the logit is {logit.width} wide, expected 1")
+    return Loss(logit, label)
 
 
 def mean(x: Loss) -> Loss:

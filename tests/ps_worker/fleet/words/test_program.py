@@ -48,7 +48,7 @@ def loss_of_everything() -> Any:
     """Returns the loss of a network that has every operation."""
     numbers, (first, second, third, fourth), click = columns()
     one = embedding(first, 4, "a.shared")
-    two = paddle.static.nn.sequence_lod.sequence_pool(embedding(second, 4, "a.shared"), "average")
+    two = paddle.static.nn.sequence_pool(embedding(second, 4, "a.shared"), "average")
     three, four = embedding(third, 4), embedding(fourth, 4)
     pairs = 0.5 * paddle.square(one + two + three) * 2.0 - functional.tanh(
         paddle.multiply(one, four)
@@ -148,6 +148,25 @@ def test_bias_has_its_initializer_and_that_of_the_logit_starts_at_the_rate() -> 
     assert own.model_of_program(0).initial_values[-2:].tolist() == [-3.5, -3.5]
     (start,) = plain.model_of_program(0).initial_biases([0.2]).values()
     assert start == (math.log(0.2 / 0.8),)
+
+
+def test_losses_of_one_logit_are_the_same() -> None:
+    numbers, slots, click = columns()
+    rows = embedding(slots[0], 1)
+    two = paddle.static.nn.fc(
+        numbers, 2, activation="softmax", weight_attr=initializer.Constant(1.0)
+    )
+
+    losses = [
+        functional.log_loss(functional.sigmoid(rows), click),
+        functional.binary_cross_entropy_with_logits(rows, click),
+    ]
+    classes = [
+        functional.cross_entropy(input=two, label=click, use_softmax=use) for use in (True, False)
+    ]
+
+    assert losses[0] == losses[1]
+    assert [each.logit.inputs[0].op for each in classes] == ["fc", "fc"]
 
 
 def test_label_may_be_a_number() -> None:
@@ -260,6 +279,18 @@ def test_script_trains_saves_and_predicts(
         (
             lambda n, s, c: functional.log_loss(paddle.static.nn.fc(n, 1), c, weight=[1.0]),
             r"weight of binary_cross_entropy is \[1.0\]",
+        ),
+        (
+            lambda n, s, c: functional.cross_entropy(
+                paddle.static.nn.fc(n, 2), c, use_softmax=False
+            ),
+            "use_softmax of cross_entropy is False",
+        ),
+        (lambda n, s, c: functional.dropout(n, p=2), "p of dropout is 2"),
+        (lambda n, s, c: paddle.static.nn.fc(n, 2, weight_attr=[]), "expected one ParamAttr each"),
+        (
+            lambda n, s, c: functional.binary_cross_entropy_with_logits(n, c),
+            "the logit is 3 wide, expected 1",
         ),
         (lambda n, s, c: functional.softmax(n, axis=0), "softmax of .* axis 0: expected"),
         (lambda n, s, c: n + 0.5, "add of .*0.5.*: expected variables"),
