@@ -69,6 +69,8 @@ _EXPECTED = (
 
 _SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
 
+_SHUFFLED = {"in_memory": True, "shuffle": "local"}
+
 _GIVEN_OTHERWISE = {
     "train": "give files to train()",
     "test": "give files to evaluate()",
@@ -206,8 +208,10 @@ class Trainer(AbstractContextManager["Trainer"]):
 
         `label` is the column of 0 and 1, by default one with a usual name; columns in `ignore` are left out.
         Logs what each column is taken for, as a warning if it is ignored. Rows are shuffled before each
-        epoch, unless a section `data` is given. Raises UsageError if the label is not clear, or no column is
-        a slot, DataError if a column cannot be read; otherwise as `Trainer`.
+        epoch, unless the section `data` says something else.
+
+        Raises UsageError if the label is not clear, or no column is a slot, DataError if a column cannot be
+        read; otherwise as `Trainer`.
         """
         # Late, as most trainers have a schema.
         from ctr_ps.ps_worker.data.columnar.tables import arrow_table
@@ -222,8 +226,10 @@ class Trainer(AbstractContextManager["Trainer"]):
             logger.info("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
         for role in proposal.ignored:
             logger.warning("column %s is ignored: %s", role.name, role.why)
-        sections = {"data": {"in_memory": True, "shuffle": "local"}, **sections}
-        return cls(model, options, schema=proposal.schema(), **sections)
+        given = sections.pop("data", {})
+        shuffled = {} if {"in_memory", "shuffle"} & given.keys() else _SHUFFLED
+        data = {**shuffled, **given}
+        return cls(model, options, schema=proposal.schema(), data=data, **sections)
 
     def train(
         self,

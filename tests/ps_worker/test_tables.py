@@ -171,6 +171,42 @@ def test_a_malformed_row_is_skipped_in_training_but_not_in_predictions(
         trainer.predict(in_polars)
 
 
+def test_settings_of_data_leave_the_rows_of_a_frame_shuffled(frame: pd.DataFrame) -> None:
+    def data_of(**section: Any) -> tuple[bool, str]:
+        trainer = Trainer.from_frame(frame, "lr", label="clicked", data=section)
+        return trainer.job.data.in_memory, trainer.job.data.shuffle
+
+    assert data_of() == data_of(bad_row_limit=7) == (True, "local")
+    assert data_of(shuffle="none") == data_of(in_memory=False) == (False, "none")
+
+
+def test_a_row_whose_values_are_missing_is_predicted_as_beside_others() -> None:
+    rng = np.random.default_rng(3)
+    rows = pd.DataFrame(
+        {
+            "user": rng.choice([*"abcd"], 300),
+            "vector": [rng.normal(size=3).tolist() for _ in range(300)],
+            "device": [{"os": each} for each in rng.choice(["ios", "web"], 300)],
+            "age": rng.normal(size=300),
+            "click": rng.integers(0, 2, 300),
+        }
+    )
+    trainer = Trainer.from_frame(rows, "lr", label="click")
+    trainer.train(rows)
+    missing = rows.head(2).astype(object)
+    for name in ("user", "vector", "device", "age"):
+        missing.at[0, name] = None
+
+    both = trainer.predict(missing)
+
+    np.testing.assert_array_equal(trainer.predict(missing.head(1)), both[:1])
+    nan = missing.head(1).assign(user=np.nan)
+    np.testing.assert_array_equal(trainer.predict(nan), both[:1])
+    assert trainer.predict(rows[:0]).shape == (0,)
+    with pytest.raises(DataError, match="no rows in 1 file"):
+        trainer.train(rows[:0])
+
+
 def test_several_tables_and_one_that_is_not_computed_yet_are_refused(
     schema: Schema, frame: pd.DataFrame
 ) -> None:
@@ -537,7 +573,6 @@ def test_a_frame_proposes_its_schema(frame: pd.DataFrame, caplog: pytest.LogCapt
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"][:1]
     assert warning.startswith("column day is ignored: ")
     assert trainer.job.data.shuffle == "local"
-    assert Trainer.from_frame(frame, data={"reader_num": 1}).job.data.shuffle == "none"
     with pytest.raises(UsageError, match="ignore is 'day', expected a list"):
         Trainer.from_frame(frame, ignore="day")
     trainer.train(odd, epochs=3)

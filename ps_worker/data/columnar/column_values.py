@@ -110,8 +110,13 @@ def flat(table: Any, vectors: Mapping[str, int] | None = None) -> Any:
     for name, array in zip(table.schema.names, table.columns, strict=True):
         add(name, array)
     for name, width in vectors.items():
-        array = arrays[names.index(name)] if name in names else pa.nulls(0)
-        if is_list_type(array.type) and is_number_type(array.type.value_type):
+        array = arrays[names.index(name)] if name in names else None
+        if array is None:
+            continue
+        if pa.types.is_null(array.type):
+            names += [f"{name}[{index}]" for index in range(width)]
+            arrays += [array] * width
+        elif is_list_type(array.type) and is_number_type(array.type.value_type):
             names += [f"{name}[{index}]" for index in range(width)]
             arrays += map(pa.array, _matrix(array, width).T)
     return (
