@@ -92,15 +92,14 @@ def arrow_table(
         if is_read and isinstance(values, list) and any(value is _ABSENT for value in values):
             row = next(place for place, value in enumerate(values, 1) if value is _ABSENT)
             raise DataError(f"row {row} of the table has no {name!r}; a missing value is None")
-        names.append(name)
         array = _array(name, values) if is_read else pa.nulls(len(values))
         if len(array) and array.null_count == len(array):  # then its type is one by chance
             array = pa.nulls(len(array))
-        arrays.append(array)
+        own = [name]
         if name in heads and pa.types.is_null(array.type):  # missing objects
-            fields = sorted(each for each in wanted if each and each.startswith(f"{name}."))
-            names += fields
-            arrays += [array] * len(fields)
+            own = sorted(each for each in wanted if each and each.startswith(f"{name}."))
+        names += own
+        arrays += [array] * len(own)
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) > 1:
         raise DataError(f"the columns of the table have {lengths[0]} to {lengths[-1]} rows")
