@@ -91,8 +91,9 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
         slot in schema.split or is_list_type(fields.field(slot).type) for slot in schema.slots
     )
     parts = {f"{name}[{i}]": name for name, width in schema.vectors.items() for i in range(width)}
-    lists = {field.name for field in fields if is_list_type(field.type)}
-    stored = list(dict.fromkeys(parts[n] if parts.get(n) in lists else n for n in read))
+    # A column of lists, or of missing ones alone.
+    whole = {each.name for each in fields if is_list_type(each.type) or pa.types.is_null(each.type)}
+    stored = list(dict.fromkeys(parts[n] if parts.get(n) in whole else n for n in read))
     return FileColumns(row_columns, other_labels, read, stored, are_keys, has_lists)
 
 
