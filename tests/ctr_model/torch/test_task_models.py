@@ -325,9 +325,16 @@ def test_checkpoint_of_the_model_in_numpy_predicts_and_trains_on(name: str, tmp_
 TOWERS = {"item": ["C2"], "dim": 2, "hidden": [5], "vector": 3, "log_share": "I2"}
 
 
+def with_share(**settings: Any) -> Schema:
+    first, share, last = SCHEMA.dense
+    return replace(SCHEMA, dense=(first, replace(share, **settings), last))
+
+
 class TowersCase(ModelCase):
-    def __init__(self) -> None:
-        super().__init__(build_model("two_towers", SCHEMA, TOWERS), SCHEMA, seed=3, batch_size=6)
+    def __init__(self, seed: int = 3) -> None:
+        schema = with_share(missing=-12.0)
+        model = build_model("two_towers", schema, TOWERS, seed=seed)
+        super().__init__(model, schema, seed, batch_size=6)
         self.oracle = partial(two_towers, item=1, share=1)
         u, v = np.split(np.array(self.oracle_probabilities(self.oracle, *self.values())), 2, axis=1)
         self.scores = (u * v).sum(1) / 0.1
@@ -336,7 +343,7 @@ class TowersCase(ModelCase):
         names = [segment.name for segment in self.model.segments]
         tensors = dict(zip(names, FlatLayout(self.model.segments).views(params), strict=True))
         weight, bias = tensors["calibration.weight"], tensors["calibration.bias"]
-        return 1.0 / (1.0 + np.exp(-weight[0] * self.scores - bias))
+        return 1.0 / (1.0 + np.exp(-np.abs(weight[0]) * self.scores - bias))
 
     def oracle_loss(self, oracle: Any, params: Array, rows: Mapping[str, Array]) -> float:
         vectors: Any = self.oracle_probabilities(oracle, params, rows)
@@ -376,6 +383,46 @@ def test_two_towers_learn_by_the_other_items_of_the_batch(is_weighted: bool) -> 
 def test_wrong_options_of_two_towers_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model("two_towers", SCHEMA, options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transform": "log1p", "missing": -9.0},
+        {"shift": -2.6, "missing": -9.0},
+        {"scale": 1.7, "missing": -9.0},
+        {"transform": "min_max", "min": -9.0, "max": 0.0, "missing": -9.0},
+        {"missing": 0.0},
+    ],
+)
+def test_a_share_that_the_schema_would_change_is_refused(settings: dict[str, Any]) -> None:
+    """Subtracted from the scores, a scaled logarithm would be another one, and 0 a share of 1."""
+    with pytest.raises(
+        ValueError, match="log_share is 'I2', with transform .*, expected 'none', 0, 1"
+    ):
+        build_model("two_towers", with_share(**settings), TOWERS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fresh_two_towers_predict_the_rate_and_rank_by_score(seed: int) -> None:
+    case = TowersCase(seed)
+    case.params = case.model.initial_values.copy()
+    tensors = FlatLayout(case.model.segments).views(case.params)
+    weight, bias = (
+        tensors[[segment.name for segment in case.model.segments].index(f"calibration.{name}")]
+        for name in ("weight", "bias")
+    )
+    assert bias == 0.0
+    (bias[:],) = case.model.initial_biases([0.2]).values()
+    vectors = case.model.outputs(case.params, case.batch, case.lookups, case.model.workspace(6))
+    order = (vectors["user"] * vectors["item"]).sum(1).argsort().tolist()
+
+    found = case.predict()
+
+    np.testing.assert_allclose(np.log(found / (1.0 - found)), np.log(0.2 / 0.8), atol=0.11)
+    assert found.argsort().tolist() == order
+    weight[:] = -1.0  # as an optimizer may make it
+    assert case.predict().argsort().tolist() == order
 
 
 def test_only_modules_that_return_a_dict_have_outputs() -> None:
