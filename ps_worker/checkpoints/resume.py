@@ -207,14 +207,8 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
 
 def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
     """Refuses another model, even one of the same shapes; warns of other settings than those of the run."""
-    try:
-        saved = job_of_checkpoint(checkpoint)
-    except (CheckpointError, JobError) as error:
-        logger.warning(
-            "cannot compare this job's settings with those of the run in %s: %s",
-            checkpoint.url,
-            error,
-        )
+    saved = _saved_job(checkpoint)
+    if saved is None:
         return
     # A file of the user's may have moved.
     if PurePath(saved.model.name).name != PurePath(job.model.name).name:
@@ -223,23 +217,45 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
             f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
             f"cannot be resumed: {_fresh_from(checkpoint.url)}",
         )
-    was, now = _settings(saved), _settings(job)
+    _warn_of_other_settings(job, saved, f"resuming {checkpoint.url}", _COMPARED)
+
+
+def compare_model(job: Job, checkpoint: Checkpoint) -> None:
+    """Warns of other options of the model than those of dense parameters that a new run takes.
+
+    Equal shapes do not tell, such as 4 heads of width 4 from 2 of width 8.
+    """
+    if (saved := _saved_job(checkpoint)) is not None:
+        _warn_of_other_settings(job, saved, f"starting from {checkpoint.url}", ("model.",))
+
+
+def _saved_job(checkpoint: Checkpoint) -> Job | None:
+    try:
+        return job_of_checkpoint(checkpoint)
+    except (CheckpointError, JobError) as error:
+        logger.warning(
+            "cannot compare this job's settings with those of the run in %s: %s",
+            checkpoint.url,
+            error,
+        )
+        return None
+
+
+def _warn_of_other_settings(job: Job, saved: Job, doing: str, groups: tuple[str, ...]) -> None:
+    was, now = _settings(saved, groups), _settings(job, groups)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
     if saved.strategy.mode != job.strategy.mode:  # the settings of two modes cannot be compared
         others = (f"strategy.{saved.strategy.mode}.", f"strategy.{job.strategy.mode}.")
         differing = [key for key in differing if not key.startswith(others)]
     if differing:
-        logger.warning(
-            "resuming %s with other settings: %s",
-            checkpoint.url,
-            ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
-        )
+        changes = (f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing)
+        logger.warning("%s with other settings: %s", doing, ", ".join(changes))
 
 
-def _settings(job: Job) -> dict[str, Any]:
-    """Returns the settings of a job that affect learning, by key."""
+def _settings(job: Job, groups: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the settings of a job in `groups` that affect learning, by key."""
     found = job.settings()
-    return {key: found[key] for key in found if key.startswith(_COMPARED) and key not in _FREE}
+    return {key: found[key] for key in found if key.startswith(groups) and key not in _FREE}
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

@@ -8,7 +8,12 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.attachments import (
+    JOB_ATTACHMENT,
+    SCHEMA_ATTACHMENT,
+    schema_of_checkpoint,
+)
+from ctr_ps.ps_worker.checkpoints.resume import compare_model
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, dense_spec, names_of
 
@@ -56,11 +61,13 @@ def require_schema(
 ) -> None:
     """Refuses a checkpoint whose schema gives keys, or taken dense inputs, another meaning.
 
-    New slots are allowed at the end, unless a run is resumed: their keys have no rows yet. Raises JobError if
-    the schema differs in that way, or new slots change the layers that are taken; CheckpointError if there is
-    no checkpoint.
+    New slots are allowed at the end, unless a run is resumed: their keys have no rows yet. Warns of other
+    options than those of taken dense parameters. Raises JobError if the schema differs in that way, or new
+    slots change the layers that are taken; CheckpointError if there is no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
+    if takes_dense and not resumes and JOB_ATTACHMENT in checkpoint.attachments:
+        compare_model(job, checkpoint)
     if SCHEMA_ATTACHMENT not in checkpoint.attachments:
         return
     saved = schema_of_checkpoint(checkpoint)

@@ -286,6 +286,23 @@ def test_other_settings_than_those_of_the_run_are_named_in_one_line(
     )
 
 
+@pytest.mark.parametrize("only", [[], ["checkpoint.only=embedding"]], ids=["all", "rows"])
+def test_other_options_of_a_model_whose_layers_are_loaded_are_named(
+    only: list[str], clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    model = ["model.name=auto_int", "model.hidden=[4]", "model.heads=2", "model.head_dim=8"]
+    url = killed_in_the_middle(clicks, tmp_path / "old", *model)
+    caplog.clear()
+    load = ["checkpoint.resume=false", f"checkpoint.load={url}", *only]
+    other = ["model.heads=4", "model.head_dim=4", "train.batch_size=16"]
+    run(job_of(clicks, tmp_path / "new", *model, *load, *other))
+
+    found = [message for message in caplog.messages if "with other settings" in message]
+    changes = "model.heads = 4, was 2, model.head_dim = 4, was 8"
+    assert found == ([] if only else [f"starting from {url} with other settings: {changes}"])
+
+
 def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: Path) -> None:
     url = killed_in_the_middle(clicks, tmp_path)
     job = job_of(clicks, tmp_path, "train.seed=5")
