@@ -64,9 +64,9 @@ def require_tasks(name: str, schema: Schema, tasks: Sequence[Task]) -> None:
     """Raises ValueError if a model without tasks has a schema of several labels."""
     if schema.other_labels and not tasks:
         raise ValueError(
-            f"{name} learns one label, but the schema has {', '.join(schema.labels)}: use esmm, mmoe, or a "
-            "PyTorch module with self.tasks = schema.labels, or name one label in the schema, such as "
-            f"label = {schema.label!r}"
+            f"{name} learns one label, but the schema has {', '.join(schema.labels)}: use esmm, mmoe, ple, "
+            "pepnet, or a PyTorch module with self.tasks = schema.labels, or name one label in the schema, "
+            f"such as label = {schema.label!r}"
         )
 
 

@@ -533,8 +533,13 @@ def _require_arguments(schema: object, module_class: object, options: object, se
 def _tasks_of(module: nn.Module, schema: Schema) -> tuple[Task, ...]:
     """Returns the tasks that a module declares; ValueError unless they are of the schema's labels."""
     name, labels, declared = type(module).__name__, schema.labels, getattr(module, "tasks", None)
-    if not declared or isinstance(declared, nn.Module):  # a layer that has this name
+    if declared is None or isinstance(declared, nn.Module):  # a layer that has this name
         declared = ()
+    if not isinstance(declared, tuple | list):
+        raise ValueError(
+            f"{name}.tasks is {declared!r}, expected a list of labels or Tasks, as schema.labels: rename an "
+            "attribute that is none"
+        )
     require_tasks(name, schema, declared)
     if len(labels) <= 1 >= len(declared):
         return ()
@@ -543,12 +548,13 @@ def _tasks_of(module: nn.Module, schema: Schema) -> tuple[Task, ...]:
     for task in tasks:
         if (
             not isinstance(task, Task)
+            or {type(task.labels), type(task.given)} != {tuple}
             or not task.labels
             or not {*task.labels, *task.given} <= {*numbers}
         ):
             raise ValueError(
                 f"{name}.tasks has {task!r}, expected one of the labels {', '.join(labels) or '(none)'}, or "
-                f"a Task with numbers of labels below {len(labels)}"
+                f"a Task with tuples of numbers of labels below {len(labels)}"
             )
     names = [task.name for task in tasks]
     if len({*names}) < len(names):

@@ -177,7 +177,7 @@ class FinalMlp(nn.Module):
         self.fields = Fields(schema, dim=dim, init_range=init_range, pooling=pooling)
         width, part = self.fields.count * dim, hidden[-1] // heads
         self.gates = nn.ModuleList(
-            _Gate(context, dim, gate_hidden, width, f"context{k}")
+            _Gate(context, gate_hidden, width, dim, init_range, pooling, f"context{k}")
             for k, context in enumerate((context1, context2), start=1)
         )
         self.streams = nn.ModuleList(hidden_layers([width, *hidden], dropout) for _ in range(2))
@@ -198,10 +198,21 @@ class FinalMlp(nn.Module):
 
 class _Gate(nn.Module):
     def __init__(
-        self, context: Sequence[str], dim: int, hidden: Sequence[int], outputs: int, table: str
+        self,
+        context: Sequence[str],
+        hidden: Sequence[int],
+        outputs: int,
+        dim: int,
+        init_range: float,
+        pooling: Pooling,
+        table: str,
     ) -> None:
         super().__init__()
-        self.context = SlotEmbedding(context, dim=dim, table=table) if context else None
+        self.context = (
+            SlotEmbedding(context, dim=dim, init_range=init_range, pooling=pooling, table=table)
+            if context
+            else None
+        )
         if self.context is None:
             self.constant = nn.Parameter(torch.zeros(1, dim))
         self.mlp = Mlp(dim, hidden, outputs)

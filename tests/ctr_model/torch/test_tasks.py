@@ -234,7 +234,11 @@ def test_a_module_of_one_label_is_refused_where_it_is_made() -> None:
         (["click", Task("x", labels=(2,))], r"numbers of labels below 2"),
         (["click", Task("x", labels=())], r"numbers of labels below 2"),
         (["click", 1], r"has 1, expected one of the labels"),
-        ("click", r"has 'c', expected one of the labels"),
+        (["click", Task("x", labels=1)], r"labels=1.*a Task with tuples of numbers"),
+        ([Task("click", [0])], r"labels=\[0\].*a Task with tuples of numbers of labels below 2"),
+        ([Task("click", (0,), given=[])], r"given=\[\].*a Task with tuples of numbers"),
+        ("click", r"tasks is 'click', expected a list of labels or Tasks"),
+        (3, r"Declares\.tasks is 3, expected a list of labels or Tasks"),
     ],
 )
 def test_other_tasks_are_refused(tasks: Any, message: str) -> None:

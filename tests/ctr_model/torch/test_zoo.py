@@ -145,6 +145,26 @@ def test_fresh_model_predicts_the_rate(case: str) -> None:
     assert values == (math.log(0.2 / 0.8),)
 
 
+def test_options_of_tables_reach_those_of_the_gates() -> None:
+    options = {"context1": ["C2"], "context2": ["C1", "C3"], "init_range": 0.3, "pooling": "max"}
+    model = build_model("final_mlp", Schema.numbered(1, 3), options)
+    case = ModelCase(model, model.schema, seed=1, batch_size=4)
+    before = case.predict()
+    doubled = {}
+    for name, lookup in case.lookups.items():
+        pairs = zip(lookup.offsets[:-1], lookup.offsets[1:], strict=True)
+        twice = [np.tile(lookup.inverse[start:stop], 2) for start, stop in pairs]
+        doubled[name] = lookup._replace(
+            inverse=np.concatenate(twice), offsets=(2 * lookup.offsets).astype(np.int64)
+        )
+    case.lookups = doubled
+
+    assert {table.name: table.init_range for table in model.tables} == dict.fromkeys(
+        ("embedding", "context1", "context2"), 0.3
+    )
+    np.testing.assert_array_equal(case.predict(), before)  # of the largest, not of sums
+
+
 INTERACTION = Schema(dense=(DenseColumn(name="noise"),), slots=("a", "b"))
 HISTORY = Schema(dense=(), slots=("item", "history"), shares={"history": "item"})
 OF_HISTORIES = ("bst", "din")
@@ -236,6 +256,7 @@ def test_without_pytorch_the_error_names_the_extra() -> None:
     [
         ("final_mpl", {}, "did you mean 'final_mlp'"),
         ("final_mlp", {"dimm": 3}, "did you mean 'dim'"),
+        ("program", {"operations": []}, "operations is empty, expected those of a network"),
         ("final_mlp", {"heads": 3}, "heads is 3, expected a divisor of"),
         ("final_mlp", {"context1": ["C9"]}, "no slot 'C9'"),
         ("final_mlp", {"hidden": []}, "hidden is .*, expected"),
