@@ -150,8 +150,9 @@ def auto_int(dense: Array, slots: Slots, tensors: Tensors, *, heads: int) -> flo
 
 def transformed(x: Array, tensors: Tensors, name: str, heads: int) -> Array:
     """A layer of a transformer over rows [n, D], with queries, keys and values in one matrix."""
+    first = np.array([normed(row, tensors, f"{name}.norm1") for row in x])
     query, key, value = (
-        (x @ weight.T + bias)
+        (first @ weight.T + bias)
         for weight, bias in zip(
             np.split(tensors[f"{name}.self_attn.in_proj_weight"], 3),
             np.split(tensors[f"{name}.self_attn.in_proj_bias"], 3),
@@ -167,12 +168,10 @@ def transformed(x: Array, tensors: Tensors, name: str, heads: int) -> Array:
             mixed[i, own] = shares @ value[:, own]
     rows = []
     for row, of_row in zip(x, mixed, strict=True):
-        s = normed(
-            row + linear(of_row, tensors, f"{name}.self_attn.out_proj"), tensors, f"{name}.norm1"
-        )
-        inside = linear(s, tensors, f"{name}.linear1")
+        s = row + linear(of_row, tensors, f"{name}.self_attn.out_proj")
+        inside = linear(normed(s, tensors, f"{name}.norm2"), tensors, f"{name}.linear1")
         out = linear(np.where(inside > 0, inside, 0.01 * inside), tensors, f"{name}.linear2")
-        rows.append(normed(s + out, tensors, f"{name}.norm2"))
+        rows.append(s + out)
     return np.array(rows)
 
 

@@ -141,9 +141,10 @@ class Bst(nn.Module):
     the last of `layers` layers:
 
     Z = [h_1 + p_(n - 1) | ... | h_n + p_0 | t + q]          p: learned for each age, in place of a time
-    S = LN(Z + MultiHead(Z)),   Z' = LN(S + W_2 leaky_relu(W_1 S + b_1) + b_2)      (equations 4 and 5)
+    S = Z + MultiHead(LN(Z)),   Z' = S + W_2 leaky_relu(W_1 LN(S) + b_1) + b_2      (equations 4 and 5)
 
-    The paper flattens Z', whose length is fixed there.
+    The paper has LN after each sum: then attention begins with rows near zero, which it hardly tells apart.
+    It also flattens Z', whose length is fixed there.
     """
 
     logit_biases = ("mlp.out.bias",)
@@ -175,7 +176,8 @@ class Bst(nn.Module):
                 raise ValueError(f"heads is {heads}, expected a divisor of dim, {width}")
             sizes = width, heads, feed_forward, dropout, functional.leaky_relu
             of_history = [
-                nn.TransformerEncoderLayer(*sizes, batch_first=True) for _ in range(layers)
+                nn.TransformerEncoderLayer(*sizes, batch_first=True, norm_first=True)
+                for _ in range(layers)
             ]
             self.transformers.append(nn.ModuleList(of_history))
             # The last row is q, of the target.

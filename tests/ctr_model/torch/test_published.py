@@ -109,7 +109,10 @@ def test_interest_of_din_is_that_of_deepctr_torch(published: Callable[[str], Any
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_bst_is_that_of_torch_rechub(published: Callable[[str], Any]) -> None:
-    """It numbers positions from the first key on, and has batch norm, which does nothing at the start."""
+    """It numbers positions from the first key on, and has batch norm, which does nothing at the start.
+
+    Its layers normalize after each sum by default.
+    """
     models, features = (
         published("torch_rechub.models.ranking.bst"),
         published("torch_rechub.basic.features"),
@@ -132,6 +135,7 @@ def test_bst_is_that_of_torch_rechub(published: Callable[[str], Any]) -> None:
     ).eval()
     for layer, other in zip(own.transformers[0], theirs.transformer_layers.layers, strict=True):
         other.load_state_dict(layer.state_dict())
+        other.norm_first = True
     positions = own.positions[0].data
     theirs.pos_embedding.weight.data = torch.cat([positions[:T].flip(0), positions[T:]])
     copy(own.mlp.out, theirs.mlp.mlp[-1])
