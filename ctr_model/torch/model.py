@@ -536,10 +536,7 @@ def _tasks_of(module: nn.Module, schema: Schema) -> tuple[Task, ...]:
     if declared is None or isinstance(declared, nn.Module):  # a layer that has this name
         declared = ()
     if not isinstance(declared, tuple | list):
-        raise ValueError(
-            f"{name}.tasks is {declared!r}, expected a list of labels or Tasks, as schema.labels: rename an "
-            "attribute that is none"
-        )
+        raise ValueError(f"{name}.tasks is {declared!r}, expected a list of labels or Tasks")
     require_tasks(name, schema, declared)
     if len(labels) <= 1 >= len(declared):
         return ()

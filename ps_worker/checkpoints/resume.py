@@ -116,7 +116,7 @@ def earlier_run(
     checkpoint = Checkpoint.open(place)
     run = _run_of(checkpoint)
     _require_same_data(job, run, files, signature)
-    _compare_settings(job, checkpoint)
+    compare_settings(job, checkpoint, resumes=True)
     if run.state.is_between_epochs:
         _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
@@ -205,51 +205,42 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
             )
 
 
-def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
-    """Refuses another model, even one of the same shapes; warns of other settings than those of the run."""
-    saved = _saved_job(checkpoint)
-    if saved is None:
-        return
-    # A file of the user's may have moved.
-    if PurePath(saved.model.name).name != PurePath(job.model.name).name:
-        raise job.error(
-            "model.name",
-            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
-            f"cannot be resumed: {_fresh_from(checkpoint.url)}",
-        )
-    _warn_of_other_settings(job, saved, f"resuming {checkpoint.url}", _COMPARED)
+def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None:
+    """Warns of other settings than those of the run, in a new one of other options of its model.
 
-
-def compare_model(job: Job, checkpoint: Checkpoint) -> None:
-    """Warns of other options of the model than those of dense parameters that a new run takes.
-
-    Equal shapes do not tell, such as 4 heads of width 4 from 2 of width 8.
+    Equal shapes do not tell them. Refuses to resume another model.
     """
-    if (saved := _saved_job(checkpoint)) is not None:
-        _warn_of_other_settings(job, saved, f"starting from {checkpoint.url}", ("model.",))
-
-
-def _saved_job(checkpoint: Checkpoint) -> Job | None:
+    if not resumes and JOB_ATTACHMENT not in checkpoint.attachments:
+        return
     try:
-        return job_of_checkpoint(checkpoint)
+        saved = job_of_checkpoint(checkpoint)
     except (CheckpointError, JobError) as error:
         logger.warning(
             "cannot compare this job's settings with those of the run in %s: %s",
             checkpoint.url,
             error,
         )
-        return None
-
-
-def _warn_of_other_settings(job: Job, saved: Job, doing: str, groups: tuple[str, ...]) -> None:
+        return
+    # A file of the user's may have moved.
+    if resumes and PurePath(saved.model.name).name != PurePath(job.model.name).name:
+        raise job.error(
+            "model.name",
+            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
+            f"cannot be resumed: {_fresh_from(checkpoint.url)}",
+        )
+    groups = _COMPARED if resumes else ("model.",)
     was, now = _settings(saved, groups), _settings(job, groups)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
     if saved.strategy.mode != job.strategy.mode:  # the settings of two modes cannot be compared
         others = (f"strategy.{saved.strategy.mode}.", f"strategy.{job.strategy.mode}.")
         differing = [key for key in differing if not key.startswith(others)]
     if differing:
-        changes = (f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing)
-        logger.warning("%s with other settings: %s", doing, ", ".join(changes))
+        logger.warning(
+            "%s %s with other settings: %s",
+            "resuming" if resumes else "starting from",
+            checkpoint.url,
+            ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
+        )
 
 
 def _settings(job: Job, groups: tuple[str, ...]) -> dict[str, Any]:

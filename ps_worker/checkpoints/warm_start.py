@@ -8,12 +8,8 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_worker.checkpoints.attachments import (
-    JOB_ATTACHMENT,
-    SCHEMA_ATTACHMENT,
-    schema_of_checkpoint,
-)
-from ctr_ps.ps_worker.checkpoints.resume import compare_model
+from ctr_ps.ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.resume import compare_settings
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, dense_spec, names_of
 
@@ -66,8 +62,8 @@ def require_schema(
     slots change the layers that are taken; CheckpointError if there is no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
-    if takes_dense and not resumes and JOB_ATTACHMENT in checkpoint.attachments:
-        compare_model(job, checkpoint)
+    if takes_dense and not resumes:
+        compare_settings(job, checkpoint, resumes=False)
     if SCHEMA_ATTACHMENT not in checkpoint.attachments:
         return
     saved = schema_of_checkpoint(checkpoint)

@@ -1,6 +1,7 @@
 """Networks over features that are vectors of one width, or gated by networks of all of them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -176,8 +177,9 @@ class FinalMlp(nn.Module):
             raise ValueError(f"heads is {heads}, expected a divisor of hidden[-1], {hidden[-1]}")
         self.fields = Fields(schema, dim=dim, init_range=init_range, pooling=pooling)
         width, part = self.fields.count * dim, hidden[-1] // heads
+        own = partial(SlotEmbedding, dim=dim, init_range=init_range, pooling=pooling)
         self.gates = nn.ModuleList(
-            _Gate(context, gate_hidden, width, dim, init_range, pooling, f"context{k}")
+            _Gate(own(context, table=f"context{k}") if context else None, dim, gate_hidden, width)
             for k, context in enumerate((context1, context2), start=1)
         )
         self.streams = nn.ModuleList(hidden_layers([width, *hidden], dropout) for _ in range(2))
@@ -198,21 +200,10 @@ class FinalMlp(nn.Module):
 
 class _Gate(nn.Module):
     def __init__(
-        self,
-        context: Sequence[str],
-        hidden: Sequence[int],
-        outputs: int,
-        dim: int,
-        init_range: float,
-        pooling: Pooling,
-        table: str,
+        self, context: SlotEmbedding | None, dim: int, hidden: Sequence[int], outputs: int
     ) -> None:
         super().__init__()
-        self.context = (
-            SlotEmbedding(context, dim=dim, init_range=init_range, pooling=pooling, table=table)
-            if context
-            else None
-        )
+        self.context = context
         if self.context is None:
             self.constant = nn.Parameter(torch.zeros(1, dim))
         self.mlp = Mlp(dim, hidden, outputs)

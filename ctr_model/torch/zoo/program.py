@@ -49,9 +49,7 @@ class Program(nn.Module):
     def __init__(self, schema: Schema, *, operations: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
         if not operations:
-            raise ValueError(
-                "operations is empty, expected those of a network: a fleet program has them"
-            )
+            raise ValueError("operations is empty, expected those of a network")
         self.operations = operations
         last = operations[-1]
         if last["op"] == "fc" and last["width"] == 1 and last["bias"] == []:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, linear, normalize
 
 from ctr_ps.ctr_model.layers.pooling import Pooling, require_widths
-from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch
 from ctr_ps.ctr_model.torch.zoo.layers import Mlp, PooledInput
 
@@ -25,8 +25,8 @@ class TwoTowers(nn.Module):
     logarithm of the item's share of the rows if the number `log_share` of the schema has it, else 0. The item
     has the slots `item`, the user the others and the numbers.
 
-    Click probabilities are σ(|a| ⊘s_ii + b); a and b learn by the log loss, and ⊘ stops the gradient. So
-    they never rank against s; |a| starts near 0, where the base rate is predicted.
+    Click probabilities are σ(|a| ⊘s_ii + b); a and b learn by the log loss, and ⊘ stops the gradient. |a|
+    starts near 0, so with the base rate.
     """
 
     logit_biases = ("calibration.bias",)
@@ -53,8 +53,12 @@ class TwoTowers(nn.Module):
         if log_share and log_share not in names:
             raise ValueError(f"log_share is {log_share!r}, expected a number: {', '.join(names)}")
         self._share = names.index(log_share) if log_share else None
-        if self._share is not None:
-            _require_logarithm(schema.dense[self._share])
+        share = schema.dense[self._share] if self._share is not None else None
+        if share and ((share.transform, *share.span) != ("none", 0, 1) or share.missing >= 0):
+            raise ValueError(
+                f"log_share is {log_share!r}, with transform {share.transform!r}, shift {share.shift}, scale "
+                f"{share.scale} and missing {share.missing}, expected 'none', 0, 1 and one < 0, as -12.0"
+            )
         self._temperature = temperature
         self.input = PooledInput(schema, dim, init_range, pooling)
         user = self.input.columns([slot for slot in schema.slots if slot not in item])
@@ -97,14 +101,3 @@ class TwoTowers(nn.Module):
         scores = (output["user"] * output["item"]).sum(1, keepdim=True) / self._temperature
         weight, bias = self.calibration.weight, self.calibration.bias
         return linear(scores.detach(), weight.abs(), bias).squeeze(1)
-
-
-def _require_logarithm(column: DenseColumn) -> None:
-    """Raises ValueError unless the loss gets the column's numbers as they are, and no share of 1 for none."""
-    is_scaled = (column.transform, column.shift, column.scale) != ("none", 0, 1)
-    if is_scaled or column.missing >= 0:
-        raise ValueError(
-            f"log_share is {column.name!r}, with transform {column.transform!r}, shift {column.shift}, scale "
-            f"{column.scale} and missing {column.missing}, expected 'none', 0, 1 and the logarithm for an "
-            "item without a share, as missing = -12.0: change the column in the schema"
-        )
