@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
@@ -27,14 +28,16 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": pc.greater,
     "<": pc.less,
 }
-_FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(_COMPARE)})\s*(.*?)\s*")
+_FORM = re.compile(rf"""\s*(.+?)\s*({"|".join(_COMPARE)})\s*(["']?)(.*?)\3\s*""")
+_WITH_OFFSET = re.compile(r".*:.*(Z|[+-][\d:]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """Whether a value compares so with another: as numbers, times or bytes of text; a missing one does not.
 
-    Text is compared as numbers if `value` is one; other text then does not fulfil the condition.
+    Text is compared as numbers if `value` is one; other text then differs from it, and fulfils only `!=`.
+    Times without an offset are in the zone of the column.
     """
 
     column: str
@@ -50,24 +53,30 @@ class Condition:
                 f"--where is {text!r}, expected a column, one of {' '.join(_COMPARE)}, and a value, as in "
                 "'clicks > 0'"
             )
-        return cls(*found.groups())
+        return cls(found[1], found[2], found[4])
 
     def rows(self, array: pa.Array) -> NDArray[np.bool_]:
         """Returns whether each value fulfils it, bool[N]; UsageError if the value is of another type."""
         array = without_views(array)
-        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        kind = array.type
         if array.null_count == len(array):
             return np.zeros(len(array), np.bool_)
         is_text, other = is_text_type(kind), pa.scalar(self.value)
         try:
-            if pa.types.is_timestamp(kind):
-                array = array.cast(pa.timestamp(kind.unit))  # in UTC
-                other = other.cast(array.type)
+            if pa.types.is_timestamp(kind) and kind.tz:
+                if _WITH_OFFSET.fullmatch(self.value):
+                    other = other.cast(kind)
+                else:
+                    other = pc.assume_timezone(
+                        other.cast(pa.timestamp(kind.unit)), kind.tz, ambiguous="earliest"
+                    )
             elif is_text and not re.fullmatch(NUMBER, self.value):
                 array, other = array.cast(pa.large_binary()), other.cast(pa.large_binary())
             elif is_text or is_number_type(kind):
-                values = numbers(array)
-                array = pa.array(values, mask=np.isnan(values) | (is_text & np.isinf(values)))
+                values = self._order(array, numbers(array))
+                is_odd = is_text & (self.operator != "!=") & np.isinf(values)
+                array = pa.array(values, mask=np.isnan(values) | is_odd)
                 other = pa.scalar(float(self.value))
             else:
                 other = other.cast(kind)
@@ -78,3 +87,21 @@ class Condition:
         fulfil = pc.fill_null(_COMPARE[self.operator](array, other), False)
         rows: NDArray[np.bool_] = fulfil.to_numpy(zero_copy_only=False)
         return rows
+
+    def _order(self, array: pa.Array, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns `values`, in whose place other numbers are that compare with the float of `value` exactly.
+
+        Rounding keeps the order, so only what rounds to the same number as `value` is compared again.
+        """
+        rounded = float(self.value)
+        if not 2**53 <= abs(rounded) < np.inf or pa.types.is_floating(array.type):
+            return values
+        exact = Decimal(self.value)
+        ties = np.flatnonzero(values == rounded)
+        texts = array.take(pa.array(ties)).cast(pa.string()).to_pylist()
+        towards = {-1: -np.inf, 0: rounded, 1: np.inf}
+        values = values.copy()
+        values[ties] = [
+            np.nextafter(rounded, towards[int(Decimal(text).compare(exact))]) for text in texts
+        ]
+        return values

@@ -48,7 +48,7 @@ def test_numbers_compare_as_numbers(
     found = Condition.parse(f"price{name}{other}").rows(array).tolist()
 
     expected = [each is not None and OPERATORS[name](each, other) for each in values]
-    assert found == [*expected, False]
+    assert found == [*expected, is_text and name == "!="]  # "x" differs from any number
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,55 @@ def test_numbers_compare_as_numbers(
         (pa.array(["ä", "b"], pa.string_view()), " t  !=  b ", [True, False]),
         (pa.array([True, False]), "t == 1", [True, False]),
         (pa.array([2**60, 1]), "a b > 5", [True, False]),
+        (pa.array(["US", "DE", None]), "t != 'US'", [False, True, False]),
+        (pa.array(["US", "DE"]), 't == "US"', [True, False]),
+        (pa.array(["'US", "5"]), "t == 'US", [True, False]),
+        (pa.array(["US", "5", None]), "t != 5", [True, False, False]),
     ],
 )
 def test_values_compare_by_the_type_of_the_column(
     array: pa.Array, condition: str, expected: list[bool]
 ) -> None:
     assert Condition.parse(condition).rows(array).tolist() == expected
+
+
+@given(
+    values=st.lists(st.sampled_from([0, 1, 2, 3, 1000, -1, -2]), min_size=1, max_size=6),
+    base=st.sampled_from([2**53, 10**18 + 7, 2**63 - 1001, -(2**60), 2**64 - 1001, 10**30]),
+    other=st.sampled_from([-1, 0, 1, 2, 3]),
+    name=st.sampled_from(list(OPERATORS)),
+)
+def test_large_whole_numbers_compare_exactly(
+    values: list[int], base: int, other: int, name: str
+) -> None:
+    whole = [base + each for each in values]
+    condition = Condition.parse(f"id {name} {base + other}")
+    expected = [OPERATORS[name](each, base + other) for each in whole]
+
+    assert condition.rows(pa.array([*map(str, whole)])).tolist() == expected
+    if base < 10**30:
+        kind = pa.uint64() if base > 2**63 else pa.int64()
+        assert condition.rows(pa.array(whole, kind)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "hour"),  # the first hour, in UTC, that is from this value on
+    [
+        ("2026-11-07", 15),  # midnight in Tokyo
+        ("2026-11-07 10:00", 25),
+        ("2026-11-07T10:00:00Z", 34),
+        ("2026-11-07 10:00:00+0200", 32),
+        ("2026-11-07T10:00-05:00", 39),
+    ],
+)
+def test_times_are_in_the_zone_of_the_column(value: str, hour: int) -> None:
+    start = datetime.datetime(2026, 11, 6, tzinfo=datetime.UTC)
+    times = [start + datetime.timedelta(hours=hours) for hours in range(48)]
+    array = pa.array(times, pa.timestamp("us", "Asia/Tokyo"))
+
+    found = Condition("t", ">=", value).rows(array).tolist()
+
+    assert found == [each >= hour for each in range(48)]
 
 
 @pytest.mark.parametrize(
