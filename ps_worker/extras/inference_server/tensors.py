@@ -8,7 +8,8 @@ Each column of the model's schema is a tensor of its name. Texts are hashed as t
 numbers are, the checkpoint says (`SlotValues`). Of [N] each row has one value as it stands in the data, where
 the empty text is a missing one. Of [N, L] a row has its first NAME.lengths values, -1: a missing list;
 without lengths all but the empty texts at its end, and if nothing is left, no values where the data had
-lists, else a missing one. So what a row means never depends on L, the length of the longest row of a request.
+lists, else a missing one. Only text of [N] is split, as the schema's `split` says. So what a row means never
+depends on L, the length of the longest row of a request.
 """
 
 import contextlib
@@ -161,7 +162,7 @@ def samples_of(
             by_name[slot],
             lengths.get(slot),
             has_lists=values.has_lists(slot),
-            is_split=slot in schema.split,
+            separator=schema.split.get(slot),
         )
         for slot in schema.slots
     ]
@@ -215,7 +216,7 @@ def _numbers(tensor: Tensor, num_rows: int) -> list[float]:
 
 
 def _values(
-    tensor: Tensor, lengths: Tensor | None, *, has_lists: bool, is_split: bool
+    tensor: Tensor, lengths: Tensor | None, *, has_lists: bool, separator: str | None
 ) -> Sequence[Value | list[Value]]:
     """Returns the values of a slot, row by row; see above."""
     num_rows = tensor.shape[0]
@@ -227,8 +228,13 @@ def _values(
     values: list[Value] = (
         tensor.values.tolist() if isinstance(tensor.values, np.ndarray) else list(tensor.values)
     )
-    if lengths is None and (len(tensor.shape) == 1 or (is_split and tensor.shape[1] == 1)):
+    if lengths is None and len(tensor.shape) == 1:
         return values  # of a split slot the text of a row
+    if separator and any(isinstance(each, bytes) and separator.encode() in each for each in values):
+        raise DataError(
+            f"tensor {tensor.name!r} has a value with {separator!r}, which separates values: "
+            f"send text to split in shape [{num_rows}], values one by one in [{num_rows}, L]"
+        )
     width = tensor.shape[1] if len(tensor.shape) == 2 else 1
     rows = [values[row * width : (row + 1) * width] for row in range(num_rows)]
     if lengths is not None:
