@@ -7,13 +7,15 @@ the given ratio in expectation.
 """
 
 import csv
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,6 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import NAMED, SUFFIXES, format_of, require_format
 from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
 from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK, separator_of
-from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
 from ctr_ps.ps_worker.data.text.text_reader import first_block, line_blocks
 from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 
@@ -174,10 +175,11 @@ def _deal(
                     f"{path}: its columns differ from those of {first}: split them separately"
                 )
             sets = _sets_of_rows(seed, first_row, len(rows), limits)
+            column = partial(_column, path, kind, header, rows, first_row - row_before)
             if by is not None:
-                sets = by.rows(_column(path, kind, header, rows, by.column)).astype(np.int8)
+                sets = by.rows(column(by.column)).astype(np.int8)
             for each in where:
-                sets[~each.rows(_column(path, kind, header, rows, each.column))] = _NO_SET
+                sets[~each.rows(column(each.column))] = _NO_SET
             first_row += len(rows)
             for number, writer in enumerate(writers):
                 writer.write(rows.filter(pa.array(sets == number)))
@@ -185,32 +187,63 @@ def _deal(
             logger.warning("a file has no rows: file=%s", path)
 
 
-def _column(path: str, kind: str, header: bytes, rows: pa.Table, name: str) -> pa.Array:
-    """Returns a column of rows; of CSV its texts, null where there is none."""
+def _column(
+    path: str, kind: str, header: bytes, rows: pa.Table, first_row: int, name: str
+) -> pa.Array:
+    """Returns a column of rows; of CSV and JSON its texts, null where there is none."""
     if kind not in NAMED:
         raise UsageError(
             f"{path}: files of format {kind!r} have no column {name!r} to choose rows by"
         )
+    if kind == "json":
+        values = [_value_in_json(line, name) for line in rows["line"].to_pylist()]
+        if any(isinstance(each, list | dict) for each in values):
+            raise UsageError(f"{path}: column {name!r} has lists or objects, which do not compare")
+        if any(isinstance(each, str) for each in values):
+            # As numbers are compared with them, 1 and 0 here, too.
+            texts = [str(int(each)) if isinstance(each, bool) else each for each in values]
+            texts = [each and each.encode(errors="replace") for each in texts]
+            return pa.array(texts, pa.binary())
+        return pa.array(values, pa.bool_())
     if kind == "csv":
-        lines = [
-            line.decode("latin-1")
-            for line in (header.removeprefix(BYTE_ORDER_MARK), *rows["line"].to_pylist())
-        ]
-        separator = separator_of(lines[0])
-        names, *cells = (next(csv.reader([line], delimiter=separator), [""]) for line in lines)
-        names = [each.encode("latin-1").decode(errors="replace") for each in names]
+        names, cells = _cells(path, header.removeprefix(BYTE_ORDER_MARK), rows, first_row)
     else:
-        table = table_of_lines(rows["line"].to_pylist()) if kind == "json" else flat(rows)
+        table = flat(rows)
         names = table.column_names
     if name not in names:
-        if kind == "json":  # no line of these has it
-            return pa.nulls(len(rows))
         raise UsageError(f"{path}: no column {name!r}{did_you_mean(name, names)}")
     place = names.index(name)
     if kind != "csv":
         return table.column(place).combine_chunks()
     texts = [row[place].encode("latin-1") or None if place < len(row) else None for row in cells]
     return pa.array(texts, pa.binary())
+
+
+def _value_in_json(line: bytes, name: str) -> Any:
+    """Returns the value of a dotted name, numbers as they are written; None where there is none."""
+    try:
+        value = json.loads(line, parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return None
+    for key in [name] if isinstance(value, dict) and name in value else name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _cells(
+    path: str, header: bytes, rows: pa.Table, first_row: int
+) -> tuple[list[str], list[list[str]]]:
+    """Returns names and cells of CSV."""
+    separator = separator_of(header.decode("latin-1"))
+    found = list[list[str]]()
+    for line in (header, *rows["line"].to_pylist()):
+        reader = csv.reader([line.decode("latin-1")], delimiter=separator)
+        try:
+            found.append(next(reader, [""]))
+        except csv.Error as error:
+            raise DataError(f"{path}:{first_row + len(found) + 1}: not CSV: {error}") from error
+    names, *cells = found
+    return [each.encode("latin-1").decode(errors="replace") for each in names], cells
 
 
 def _header_of(path: str, kind: str) -> bytes:

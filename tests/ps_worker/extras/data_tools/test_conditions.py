@@ -197,3 +197,51 @@ def test_what_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
     arguments: Any = ["split", path, "--out", str(out), "--by", "n"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("device.os == ios", [0, 3]),
+        ("x == 1", [0, 2, 3]),
+        ("x == 9007199254740993", [4]),
+        ("x == a", [1]),
+        ("a.b == c", [5]),
+        ("b == 1", [0]),
+    ],
+)
+def test_values_of_json_lines_compare_one_by_one(
+    tmp_path: Path, where: str, expected: list[int]
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"x": 1, "device": {"os": "ios"}, "b": True},
+        {"x": "a", "device": "unknown", "b": False},
+        {"x": True, "device": {"os": "android"}},
+        {"x": 1.0, "device": {"os": "ios"}},
+        {"x": 2**53 + 1, "device": None},
+        {"x": 2**53, "a.b": "c", "device": {"os": 7}},
+        {"x": "\ud800", "device": []},
+    ]
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"n": n, **row}) for n, row in enumerate(rows)]
+    path.write_text("\n".join([*lines, "no object", ""]), encoding="utf-8")
+
+    split_rows([str(path)], tmp_path / "out", by=Condition.parse(where))
+
+    assert numbers_in(tmp_path / "out" / "test") == expected
+
+
+def test_lists_and_bare_words_for_truth_do_not_compare(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"l": [1], "b": true}\n{"l": null, "b": false}\n')
+    with pytest.raises(UsageError, match="column 'l' has lists or objects, which do not compare"):
+        split_rows([str(path)], tmp_path / "out", where=[Condition("l", "==", "1")])
+    with pytest.raises(UsageError, match="'b' is of type bool, which is not comparable with 'yes'"):
+        split_rows([str(path)], tmp_path / "out", where=[Condition("b", "==", "yes")])
+
+
+def test_malformed_line_of_csv_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"n,text\n1,a\n2,b\rc\n3,d\n")
+    with pytest.raises(DataError, match=r"rows\.csv:3: not CSV: new-line character"):
+        split_rows([str(path)], tmp_path / "out", by=Condition("n", ">", "2"))
