@@ -274,8 +274,9 @@ def split_command(
         Path, typer.Option(help="Output folder for train/, validation/ and, optionally, test/.")
     ],
     ratio: Annotated[
-        str, typer.Option(help="Ratio train:validation or train:validation:test.")
-    ] = "9:1",
+        str,
+        typer.Option(help="Ratio train:validation or train:validation:test; default: 9:1."),
+    ] = "",
     by: Annotated[str, typer.Option(help="Column that tells the test set, such as a time.")] = "",
     test: Annotated[str, typer.Option(help="Least value of --by in the test set.")] = "",
     where: Annotated[
@@ -306,7 +307,7 @@ def split_command(
     sets = split_rows(
         sorted(matching_files(patterns), key=natural_order),
         out,
-        ratio=parse_ratio(ratio),
+        ratio=parse_ratio(ratio) if ratio else None,
         seed=seed,
         rows_per_file=rows_per_file,
         suffix=suffix,

@@ -6,6 +6,7 @@ The set of a row is determined by a hash of the seed and its number over all fil
 the given ratio in expectation.
 """
 
+import contextlib
 import csv
 import json
 import logging
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
-from ctr_ps.ps_worker.data.columnar.column_values import flat
+from ctr_ps.ps_worker.data.columnar.column_values import flat, without_views
 from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
 from ctr_ps.ps_worker.data.files.content import errors_of_writing, open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -59,7 +60,8 @@ def split_rows(
     files: Sequence[str],
     folder: Path,  # created if it does not exist
     *,
-    ratio: Sequence[int] = (9, 1),  # sizes of train and validation, or train, validation and test
+    # sizes of train and validation, or train, validation and test; None: (9, 1), if `by` is None
+    ratio: Sequence[int] | None = None,
     seed: int = 1,  # of the hash
     rows_per_file: int = ROWS_PER_FILE,  # rows of all files of a set but the last
     suffix: str = "",  # of the sets' files, as ".tsv.zst"; "": that of the format
@@ -76,13 +78,19 @@ def split_rows(
             function did not write.
         DataError: If a file cannot be read, files have different columns, or a set would be empty.
     """
+    if by is not None and ratio is not None:
+        raise UsageError(
+            f"--by chooses the test set by column {by.column!r}, and --ratio by a hash: give one of them"
+        )
+    ratio = ratio or (9, 1)
     if format:
         require_format(format)
     kinds = {path: format or format_of(path) for path in files}
     suffix = suffix or _suffix_for(files[0], kinds[files[0]])
     if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
         raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
-    folders = [folder / name for name in (("train", "test") if by else SETS[: len(ratio)])]
+    names = ("train", "test") if by else SETS[: len(ratio)]
+    folders = [folder / name for name in SETS]  # also those of an earlier call
     for path, kind in kinds.items():
         _require_same_format(path, kind, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
@@ -97,8 +105,15 @@ def split_rows(
                     f"{str(found)!r} would be read as a file of the set {each.name!r}: choose another folder"
                 )
     with errors_of_writing(folder), ExitStack() as stack:
-        writers = [stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders]
-        _deal(kinds, seed, _limits(ratio), writers, by, where)
+        writers = [
+            stack.enter_context(_SetWriter(folder / name, rows_per_file, suffix)) for name in names
+        ]
+        try:
+            _deal(kinds, seed, _limits(ratio), writers, by, where)
+        except pa.ArrowException as error:
+            raise DataError(
+                f"cannot write the rows of {files[0]!r} as Parquet, or compare them: {error}"
+            ) from error
         num_rows = sum(writer.rows for writer in writers)
         for writer in writers:
             if writer.rows == 0:
@@ -106,6 +121,8 @@ def split_rows(
                     f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
                     "use more rows, or another ratio or condition"
                 )
+        for name in set(SETS).difference(names):
+            stack.enter_context(_SetWriter(folder / name, rows_per_file, suffix)).finish()
         return [WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers]
 
 
@@ -268,7 +285,9 @@ def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
     with COLUMNAR[kind].open(path) as file:
         for batch in file.batches(range(len(file.sizes)), _TABLE_ROWS):
-            yield pa.Table.from_batches([batch])
+            columns = [without_views(column) for column in batch.columns]
+            fields = map(pa.Field.with_type, batch.schema, [each.type for each in columns])
+            yield pa.Table.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
 
 class _SetWriter:
@@ -286,15 +305,18 @@ class _SetWriter:
         self._suffix = suffix
         self._paths: list[Path] = []
         self._file: BinaryIO | None = None
+        self._made = [each for each in folder.parents if not each.exists()]
 
     def __enter__(self) -> "_SetWriter":
-        self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
         for path in self._paths:
             temporary_path(path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is not there, or has files
+            for each in (self.folder, *self._made):
+                each.rmdir()
 
     def write(self, rows: pa.Table) -> None:
         while len(rows):
@@ -316,6 +338,7 @@ class _SetWriter:
 
     def _next_file(self, fields: pa.Schema) -> None:
         self._close()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
         self._file = open_to_write(temporary_path(self._paths[-1]))
         if self._suffix == ".parquet":

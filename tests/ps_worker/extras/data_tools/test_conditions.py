@@ -240,6 +240,54 @@ def test_lists_and_bare_words_for_truth_do_not_compare(tmp_path: Path) -> None:
         split_rows([str(path)], tmp_path / "out", where=[Condition("b", "==", "yes")])
 
 
+def test_sets_of_an_earlier_call_are_replaced(tmp_path: Path) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    split_rows([path], out, ratio=(1, 1, 1), seed=3)
+    assert {each.name for each in out.iterdir()} == {"train", "validation", "test"}
+
+    split_rows([path], out, by=Condition("n", ">=", "5"))
+    assert {each.name for each in out.iterdir()} == {"train", "test"}
+
+    split_rows([path], out, ratio=(1, 1))
+    assert {each.name for each in out.iterdir()} == {"train", "validation"}
+
+    (out / "test").mkdir()
+    (out / "test" / "part-of-mine").touch()
+    with pytest.raises(UsageError, match="would be read as a file of the set 'test'"):
+        split_rows([path], out, ratio=(1, 1))
+    with pytest.raises(UsageError, match=r"--by chooses .* column 'n', and --ratio by a hash"):
+        split_rows([path], out, ratio=(1, 1), by=Condition("n", ">=", "5"))
+    inside = str(next((out / "validation").iterdir()))
+    with pytest.raises(UsageError, match="where this split writes, but is an input"):
+        split_rows([inside], out, by=Condition("n", ">=", "5"))
+
+
+def test_text_as_polars_writes_it_is_split(tmp_path: Path) -> None:
+    table = pa.table({"n": [1, 2, 3]})
+    for name, kind in (("t", pa.string_view()), ("l", pa.list_(pa.string_view()))):
+        values: list[Any] = ["a", None, "ä"] if name == "t" else [["a"], None, []]
+        table = table.append_column(name, pa.array(values, kind))
+    feather.write_feather(table, str(tmp_path / "rows.arrow"))
+
+    split_rows([str(tmp_path / "rows.arrow")], tmp_path / "out", by=Condition("t", "==", "a"))
+
+    found = [pq.read_table(tmp_path / "out" / name) for name in ("test", "train")]
+    assert [each["t"].to_pylist() for each in found] == [["a"], [None, "ä"]]
+    assert [each["l"].to_pylist() for each in found] == [[["a"]], [None, []]]
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    table = pa.table({"n": [1, 2], "s": pa.array([{}, {}], pa.struct([]))})
+    feather.write_feather(table, str(tmp_path / "rows.arrow"))
+
+    with pytest.raises(DataError, match=r"cannot write the rows of .*rows\.arrow"):
+        split_rows([str(tmp_path / "rows.arrow")], tmp_path / "a" / "b", ratio=(1, 1))
+    with pytest.raises(DataError, match="would be empty"):
+        split_rows([write(tmp_path, "csv")], tmp_path / "a" / "b", by=Condition("n", ">", "99"))
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.arrow", "rows.csv"]
+
+
 def test_malformed_line_of_csv_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"n,text\n1,a\n2,b\rc\n3,d\n")
