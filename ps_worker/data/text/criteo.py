@@ -22,7 +22,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import hash_bytes
 from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import UsageError, counted
+from ctr_ps.protos.errors import counted
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.text_reader import (
@@ -30,6 +30,7 @@ from ctr_ps.ps_worker.data.text.text_reader import (
     LineScanner,
     TextReader,
     first_block,
+    refuse_split,
     shown,
     without_overflows,
 )
@@ -93,12 +94,7 @@ class CriteoReader(TextReader):
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
         """Raises a UsageError if the schema splits text."""
-        if schema.split:
-            raise UsageError(
-                f"the schema splits the text of {', '.join(map(repr, schema.split))}, but files of format "
-                "'criteo' have one value a slot: use a format with names of columns, or a generator "
-                "(docs/data.md)"
-            )
+        refuse_split(schema, "criteo")
         super().__init__(CriteoScanner(schema, has_label=True), bad_rows)
         self._without_label = CriteoScanner(schema, has_label=False)
         self._num_features = len(schema.dense) + len(schema.slots)

@@ -197,13 +197,23 @@ def test_text_where_the_model_had_lists_is_doubted_once(
     assert "slot 'tags' has 'a|b', read as one value" in messages[0]
 
 
-def test_layout_without_names_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_text("1\t2\ta\tb|c\td\n")
+@pytest.mark.parametrize(
+    ("format", "row"),
+    [
+        ("criteo", "1\t2\ta\tb|c\td"),
+        ("libffm", "1 0:0:2 1:a:1 2:b|c:1 3:d:1"),
+        ("libsvm", "1 7:1"),
+        ("multislot", "1 2 1 7 1 8 1 9 1 1"),
+    ],
+)
+def test_layout_without_names_is_refused(tmp_path: Path, format: str, row: str) -> None:
+    suffix = {"criteo": "tsv", "libffm": "ffm", "libsvm": "svm"}.get(format, format)
+    (tmp_path / f"rows.{suffix}").write_text(f"{row}\n")
 
     with pytest.raises(
-        UsageError, match="the text of 'tags', 'words', but files of format 'criteo'"
+        UsageError, match=f"the text of 'tags', 'words', but files of format '{format}'"
     ):
-        read(str(tmp_path / "rows.tsv"))
+        read(str(tmp_path / f"rows.{suffix}"))
 
 
 @given(
