@@ -101,6 +101,7 @@ class Schema:
         for entry in ("shares", "split"):
             for slot in getattr(self, entry):
                 self.slot_index(slot, where=entry)  # it exists
+                text_entry(f"{entry}.{slot}", getattr(self, entry)[slot])
 
     @classmethod
     def load(cls, source: str | Path) -> Self:

@@ -3,6 +3,7 @@
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,12 @@ def test_what_is_no_table_of_slots_is_refused(key: str, texts: object) -> None:
 
     with pytest.raises(SchemaError, match=rf"{key}.*, expected a"):
         Schema.from_dict(data)
+
+
+@pytest.mark.parametrize("separator", ["", 1, None])
+def test_separator_that_is_no_text_is_refused(separator: Any) -> None:
+    with pytest.raises(SchemaError, match=rf"split\.item is {separator!r}, expected a non-empty"):
+        replace(every_transform(), slots=("item",), split={"item": separator})
 
 
 def test_separators_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
