@@ -8,8 +8,8 @@ Each column of the model's schema is a tensor of its name. Texts are hashed as t
 numbers are, the checkpoint says (`SlotValues`). Of [N] each row has one value as it stands in the data, where
 the empty text is a missing one. Of [N, L] a row has its first NAME.lengths values, -1: a missing list;
 without lengths all but the empty texts at its end, and if nothing is left, no values where the data had
-lists, else a missing one. Only text of [N] is split, as the schema's `split` says. So what a row means never
-depends on L, the length of the longest row of a request.
+lists, else a missing one. Each text of a slot in `split` of the schema is split, and only empty ones are a
+missing value. So what a row means never depends on L, the length of the longest row of a request.
 """
 
 import contextlib
@@ -229,21 +229,28 @@ def _values(
         tensor.values.tolist() if isinstance(tensor.values, np.ndarray) else list(tensor.values)
     )
     if lengths is None and len(tensor.shape) == 1:
-        return values  # of a split slot the text of a row
-    if separator and any(isinstance(each, bytes) and separator.encode() in each for each in values):
-        raise DataError(
-            f"tensor {tensor.name!r} has a value with {separator!r}, which separates values: "
-            f"send text to split in shape [{num_rows}], values one by one in [{num_rows}, L]"
-        )
+        return values  # of a split slot the text of a row, split as that in data
     width = tensor.shape[1] if len(tensor.shape) == 2 else 1
     rows = [values[row * width : (row + 1) * width] for row in range(num_rows)]
     if lengths is not None:
         numbers = _lengths(lengths, num_rows, width)
-        return [b"" if n < 0 else row[:n] for row, n in zip(rows, numbers, strict=True)]
+        return [
+            b"" if n < 0 else _pieces(row[:n], separator)
+            for row, n in zip(rows, numbers, strict=True)
+        ]
     for row in rows:
         while row and row[-1] == b"":
             row.pop()
-    return [row if row or has_lists else b"" for row in rows]
+    has_lists = has_lists and not separator
+    return [_pieces(row, separator) if row or has_lists else b"" for row in rows]
+
+
+def _pieces(row: list[Value], separator: str | None) -> list[Value]:
+    """Returns the values in the texts of a row."""
+    if separator is None:
+        return row
+    texts = (each.split(separator.encode()) if isinstance(each, bytes) else [each] for each in row)
+    return [piece for pieces in texts for piece in pieces if piece != b""]
 
 
 def _lengths(tensor: Tensor, num_rows: int, width: int) -> list[int]:

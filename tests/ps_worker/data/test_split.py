@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,18 +124,39 @@ def test_samples_have_them() -> None:
     assert keys_in(batch) == keys_in(of_bytes) == expected_keys()
 
 
-@pytest.mark.parametrize("width", [[], [1]])
-def test_tensors_have_them(width: list[int]) -> None:
-    shape = [len(ROWS), *width]
-    tensors = [tensor_of_values("age", "FP32", shape, [row[1] for row in ROWS])]
+@pytest.mark.parametrize("shape", [[5], [5, 1], [5, 2], [5, 4]])
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_tensors_have_them(shape: list[int], has_lengths: bool) -> None:
+    """Whatever the width of a tensor is, with and without numbers of texts."""
+    tensors = [tensor_of_values("age", "FP32", [5], [row[1] for row in ROWS])]
+    padding = [""] * (math.prod(shape) // 5 - 1)
     for index, slot in enumerate(SCHEMA.slots, 2):
-        tensors.append(tensor_of_values(slot, "BYTES", shape, [row[index] for row in ROWS]))
+        texts = [text for row in ROWS for text in (row[index], *padding)]
+        tensors.append(tensor_of_values(slot, "BYTES", shape, texts))
+        if has_lengths:
+            lengths = [1 if row[index] else -1 for row in ROWS]
+            tensors.append(tensor_of_values(f"{slot}.lengths", "INT32", [5], lengths))
     values = values_of_files(["x.csv"], SCHEMA, "csv")
 
     found = samples_of(tensors, SCHEMA, max_rows=10, values=values)
 
     (batch,) = batches_of_samples(found, SCHEMA, batch_size=100, meant=values)
     assert keys_in(batch) == expected_keys()
+
+
+def test_texts_of_a_tensor_are_split_one_by_one() -> None:
+    tensors = [
+        tensor_of_values("age", "FP32", [2], [1, 2]),
+        tensor_of_values("user", "BYTES", [2], ["ann", "ann"]),
+        tensor_of_values("tags", "BYTES", [2, 3], ["a|b", "c", "", "|", "", "d"]),
+        tensor_of_values("words", "INT64", [2, 2], [7, 8, 9, 7]),
+    ]
+    values = values_of_files(["x.csv"], SCHEMA, "csv")
+
+    found = samples_of(tensors, SCHEMA, max_rows=10, values=values)
+
+    slots = [slots[1:] for _, _, slots in found]
+    assert slots == [[[b"a", b"b", b"c"], [7, 8]], [[b"d"], [9, 7]]]
 
 
 def test_values_in_lists_are_taken_as_they_are() -> None:

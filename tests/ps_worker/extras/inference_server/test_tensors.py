@@ -174,22 +174,6 @@ def test_a_slot_may_have_the_name_of_lengths() -> None:
     assert found == [(None, [], [b"a", b"b"])]
 
 
-def test_values_of_a_split_slot_are_the_same_for_each_width() -> None:
-    schema = Schema(dense=(), slots=("tags",), split={"tags": "|"})
-
-    def rows(*values: bytes, shape: Sequence[int]) -> list[Any]:
-        tensors, kinds = [texts("tags", *values, shape=shape)], SlotValues({"tags": ["lists"]})
-        found = samples_of(tensors, schema, max_rows=9, values=kinds)
-        return [slots for _, _, slots in found]
-
-    assert rows(b"a|b", b"", shape=[2]) == [[b"a|b"], [b""]]
-    assert rows(b"a", b"", shape=[2, 1]) == [[[b"a"]], [[]]]
-    assert rows(b"a", b"", b"", b"", shape=[2, 2]) == [[[b"a"]], [[]]]
-    for shape in ([1, 1], [1, 2]):
-        with pytest.raises(DataError, match=r"'tags' has a value with '\|', .* in shape \[1\]"):
-            rows(b"a|b", *[b""] * (shape[1] - 1), shape=shape)
-
-
 @pytest.mark.parametrize("datatype", ["BOOL", "FP32"])
 def test_a_boolean_is_0_or_1(datatype: str) -> None:
     found = tensor_of_values("price", datatype, [3], [True, False, True])
