@@ -6,6 +6,7 @@ does not use. The values of slot number s, its place in the schema from 1, are h
 """
 
 import json
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,15 +70,17 @@ class FileColumns:
 
 def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     """Finds the columns of `schema` in a file; a DataError names a missing, ambiguous or incompatible one."""
+    known = set(fields.names)
     for name in schema.features:
-        if name not in fields.names:
+        if name not in known:
             nearest = did_you_mean(name, fields.names)
             raise DataError(f"{path}: no column {name!r}, which the schema requires{nearest}")
     row_columns = _row_columns(path, fields, schema)
     other_labels = _other_labels(path, fields, schema)
     read = list(dict.fromkeys([*row_columns.values(), *other_labels, *schema.features]))
+    counts = Counter(fields.names)
     for name in read:
-        if fields.names.count(name) > 1:
+        if counts[name] > 1:
             raise DataError(f"{path}: column {name!r} occurs twice, expected once")
     are_keys = HASH_VERSION_KEY in (fields.metadata or {})
     if are_keys:
