@@ -19,6 +19,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint, schema_o
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of
 from ctr_ps.ps_worker.data.files.listing import matching_files
+from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.predict.vector_files import (
     VectorFormat,
     Vectors,
@@ -133,25 +134,34 @@ def nearest(
     values: Sequence[str] = (),  # to choose from; empty: those in files
     files: Sequence[str] = (),  # patterns; empty: data.train of the job
     top: int = 10,
+    loaded: tuple[SavedModel, Job, Schema] | None = None,  # of the checkpoint; None: from its files
 ) -> list[tuple[str, float]]:
     """Returns the values of a slot whose vectors have the largest cosines with that of `value`, and these.
 
-    Memory holds 16 bytes for each distinct value in the files. Raises UsageError if there is no such slot, or
-    `value` has no row; otherwise as `export_values`.
+    Memory holds 16 bytes for each distinct value in the files. Raises UsageError if there is no such slot,
+    `value` has no row, or an argument is invalid; otherwise as `export_values`.
     """
-    job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    if type(top) is not int or top < 1:
+        raise UsageError(f"top is {top!r}, expected a whole number of at least 1")
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise UsageError(f"values is {values!r}, expected a list of texts")
+    values = list(values)
+    saved, job, schema = loaded or (
+        SavedModel(checkpoint, maps=True),
+        job_of_checkpoint(checkpoint),
+        schema_of_checkpoint(checkpoint),
+    )
     number = _number_of(schema, slot)
-    own = keys_of(pa.array([value.encode()], pa.binary()), number)
+    own = keys_of(_texts_of([value]), number)
     table = table or max(checkpoint.tables, key=lambda name: checkpoint.tables[name].dim)
-    saved = SavedModel(checkpoint, maps=True)
     (vector,), has_row = saved.find(table, own)
     if not has_row.any():
         raise UsageError(
             f"{value!r} of slot {slot!r} has no row in table {table!r}: it is new, or was not admitted"
         )
     found = list[tuple[str, float]]()
-    if len(values):
-        given = pa.array([each.encode() for each in dict.fromkeys(values)], pa.binary())
+    if values:
+        given = _texts_of(values)
         blocks: Iterable[tuple[pa.Array, Keys]] = [(given, keys_of(given, number))]
     else:
         paths, bad_rows = matching_files(files or job.data.train), BadRows(job.data.bad_row_limit)
@@ -168,6 +178,15 @@ def nearest(
     if not found:
         raise UsageError(f"no other value has a row in {table!r}: give values, or their files")
     return found
+
+
+def _texts_of(values: Iterable[str]) -> pa.Array:
+    """Returns distinct texts in the order in which they first occur."""
+    for value in values:
+        if not isinstance(value, str):
+            raise UsageError(f"value {value!r} is no text: give whole numbers as their digits")
+    texts = [each.encode(errors="surrogatepass") for each in dict.fromkeys(values)]
+    return pa.array(texts, pa.binary())
 
 
 def import_vectors(

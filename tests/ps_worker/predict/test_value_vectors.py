@@ -477,9 +477,28 @@ def test_predictor_chooses_among_values_that_it_is_given(folder: Path) -> None:
         Predictor.load(folder / "model").nearest("ad", "blue", values=["blue"])
 
 
+def test_predictor_finds_neighbours_in_what_it_loaded(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    predictor = Predictor.load(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model")
+
+    found = predictor.nearest("ad", "blue", values=["red shoe", "100%"])
+
+    expected = cosines_of(folder, "embedding", 2, "blue", ["red shoe", "100%"])
+    assert dict(found) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        (("ad", "blue", {"top": -2}), UsageError, "top is -2, expected a whole number"),
+        (("ad", "blue", {"top": 1.5}), UsageError, "top is 1.5, expected a whole number"),
+        (("ad", "blue", {"values": "abc"}), UsageError, "values is 'abc', expected a list"),
+        (("ad", "blue", {"values": None}), UsageError, "values is None, expected a list"),
+        (("ad", "blue", {"values": ["red", 7]}), UsageError, "value 7 is no text: give"),
+        (("ad", "blue", {"values": [["red"]]}), UsageError, "value ['red'] is no text: give"),
+        (("ad", None), UsageError, "value None is no text"),
+        (("ad", "\ud800"), UsageError, "has no row in table 'embedding'"),
         (("ad", "green"), UsageError, "'green' of slot 'ad' has no row in table 'embedding'"),
         (("add", "blue"), UsageError, "the schema has no slot 'add', did you mean 'ad'"),
         (("ad", "blue", {"table": "wide"}), CheckpointError, "has no table 'wide'"),
