@@ -61,12 +61,18 @@ SUFFIXES = {suffix: name for name, traits in _FORMATS.items() for suffix in trai
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader of a file, not opened; `format` None: by the suffix. UsageError if unknown."""
+    """Returns a reader of a file, not opened; `format` None: by the suffix. UsageError if none fits."""
     if format is None:
         format = format_of(path)
     if not isinstance(format, str):
         return format(schema, bad_rows)
     require_format(format)
+    if schema.split and format not in NAMED:
+        raise UsageError(
+            f"the schema splits the text of {', '.join(map(repr, schema.split))}, but files of format "
+            f"{format!r} have none to split: use a format with names of columns, or a generator "
+            "(docs/data.md)"
+        )
     module, _, kind = _FORMATS[format].reader.rpartition(".")
     reader: Reader = getattr(import_module(f"{__package__}.{module}"), kind)(schema, bad_rows)
     return reader

@@ -244,16 +244,9 @@ class Predictor:
         """Returns those of `values` nearest to one of a slot, with cosines; see `value_vectors.nearest`."""
         from ctr_ps.ps_worker.predict.value_vectors import nearest  # late: asked for seldom
 
-        loaded = self._loaded
-        return nearest(
-            loaded.saved.checkpoint,
-            slot,
-            value,
-            values=values,
-            table=table,
-            top=top,
-            loaded=(loaded.saved, loaded.job, loaded.schema),
-        )
+        model = self._loaded
+        loaded = (model.saved, model.job, model.schema)
+        return nearest(loaded, slot, value, values=values, table=table, top=top)
 
     def program_inputs(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         """Returns what the program of `ps-worker export` takes, by name: embeddings, looked up for samples.

@@ -126,7 +126,7 @@ def export_values(
 
 
 def nearest(
-    checkpoint: Checkpoint,  # of a job
+    checkpoint: Checkpoint | tuple[SavedModel, Job, Schema],  # of a job; or what is loaded of it
     slot: str,
     value: str,
     *,
@@ -134,7 +134,6 @@ def nearest(
     values: Sequence[str] = (),  # to choose from; empty: those in files
     files: Sequence[str] = (),  # patterns; empty: data.train of the job
     top: int = 10,
-    loaded: tuple[SavedModel, Job, Schema] | None = None,  # of the checkpoint; None: from its files
 ) -> list[tuple[str, float]]:
     """Returns the values of a slot whose vectors have the largest cosines with that of `value`, and these.
 
@@ -146,14 +145,15 @@ def nearest(
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise UsageError(f"values is {values!r}, expected a list of texts")
     values = list(values)
-    saved, job, schema = loaded or (
-        SavedModel(checkpoint, maps=True),
-        job_of_checkpoint(checkpoint),
-        schema_of_checkpoint(checkpoint),
-    )
+    if isinstance(checkpoint, Checkpoint):
+        job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+        saved = SavedModel(checkpoint, maps=True)
+    else:
+        saved, job, schema = checkpoint
     number = _number_of(schema, slot)
     own = keys_of(_texts_of([value]), number)
-    table = table or max(checkpoint.tables, key=lambda name: checkpoint.tables[name].dim)
+    tables = saved.checkpoint.tables
+    table = table or max(tables, key=lambda name: tables[name].dim)
     (vector,), has_row = saved.find(table, own)
     if not has_row.any():
         raise UsageError(
@@ -182,9 +182,9 @@ def nearest(
 
 def _texts_of(values: Iterable[str]) -> pa.Array:
     """Returns distinct texts in the order in which they first occur."""
-    for value in values:
-        if not isinstance(value, str):
-            raise UsageError(f"value {value!r} is no text: give whole numbers as their digits")
+    for each in values:
+        if not isinstance(each, str):
+            raise UsageError(f"value {each!r} is no text: give whole numbers as their digits")
     texts = [each.encode(errors="surrogatepass") for each in dict.fromkeys(values)]
     return pa.array(texts, pa.binary())
 

@@ -30,7 +30,6 @@ from ctr_ps.ps_worker.data.text.text_reader import (
     LineScanner,
     TextReader,
     first_block,
-    refuse_split,
     shown,
     without_overflows,
 )
@@ -93,8 +92,6 @@ class CriteoReader(TextReader):
     """Reads files in Criteo's layout, plain or compressed."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Raises a UsageError if the schema splits text."""
-        refuse_split(schema, "criteo")
         super().__init__(CriteoScanner(schema, has_label=True), bad_rows)
         self._without_label = CriteoScanner(schema, has_label=False)
         self._num_features = len(schema.dense) + len(schema.slots)

@@ -22,13 +22,7 @@ from ctr_ps.protos.errors import UsageError, counted, did_you_mean
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.text import multislot_scanner as scanner
-from ctr_ps.ps_worker.data.text.text_reader import (
-    BadLine,
-    TextReader,
-    refuse_split,
-    shown,
-    without_overflows,
-)
+from ctr_ps.ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 DENSE_GROUP = "dense_input"
 LABEL_NAMES = ("click", "label")
@@ -182,8 +176,6 @@ class MultiSlotReader(TextReader):
         columns: Sequence[str] | None = None,
         values: Values = "keys",
     ) -> None:
-        """Raises UsageError if the schema splits text, or columns or values are invalid."""
-        refuse_split(schema, "multislot")
         scanner = MultiSlotScanner(schema, columns, values)
         super().__init__(scanner, bad_rows)
         self.slot_values = scanner.slot_values

@@ -35,13 +35,7 @@ from ctr_ps.ps_worker.data.text.multislot_scanner import (
     skip_blanks,
     word_end,
 )
-from ctr_ps.ps_worker.data.text.text_reader import (
-    BadLine,
-    TextReader,
-    refuse_split,
-    shown,
-    without_overflows,
-)
+from ctr_ps.ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 # The columns of `malformed`, which describe a malformed line: its number from 0, its start, and the position
 # of the word at fault.
@@ -161,8 +155,7 @@ class LibsvmReader(TextReader):
     """Reads files in the libsvm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Raises UsageError for several slots, split text, or a dense column whose name is no index."""
-        refuse_split(schema, "libsvm")
+        """Raises UsageError for several slots, or a dense column whose name is not an index."""
         super().__init__(SvmScanner(schema, has_fields=False), bad_rows)
 
 
@@ -170,8 +163,6 @@ class LibffmReader(TextReader):
     """Reads files in the libffm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Raises UsageError if the schema splits text."""
-        refuse_split(schema, "libffm")
         super().__init__(SvmScanner(schema, has_fields=True), bad_rows)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Block, without_rows
 from ctr_ps.ps_worker.data.files.content import Stream, is_compressed, open_content
@@ -45,16 +45,6 @@ class LineScanner(Protocol):
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
         """Scans a block of whole lines: rows, starts of their lines int64[n], and malformed lines."""
         ...
-
-
-def refuse_split(schema: Schema, format: str) -> None:
-    """Raises UsageError if the schema splits text, in a format without text to split."""
-    if schema.split:
-        raise UsageError(
-            f"the schema splits the text of {', '.join(map(repr, schema.split))}, but files of format "
-            f"{format!r} have none to split: use a format with names of columns, or a generator "
-            "(docs/data.md)"
-        )
 
 
 class TextReader:

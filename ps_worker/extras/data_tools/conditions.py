@@ -65,12 +65,10 @@ class Condition:
         is_text, other = is_text_type(kind), pa.scalar(self.value)
         try:
             if pa.types.is_timestamp(kind) and kind.tz:
-                if _WITH_OFFSET.fullmatch(self.value):
-                    other = other.cast(kind)
-                else:
-                    other = pc.assume_timezone(
-                        other.cast(pa.timestamp(kind.unit)), kind.tz, ambiguous="earliest"
-                    )
+                has_offset = _WITH_OFFSET.fullmatch(self.value)
+                other = other.cast(kind if has_offset else pa.timestamp(kind.unit))
+                if not has_offset:
+                    other = pc.assume_timezone(other, kind.tz, ambiguous="earliest")
             elif is_text and not re.fullmatch(NUMBER, self.value):
                 array, other = array.cast(pa.large_binary()), other.cast(pa.large_binary())
             elif is_text or is_number_type(kind):
@@ -96,12 +94,10 @@ class Condition:
         rounded = float(self.value)
         if not 2**53 <= abs(rounded) < np.inf or pa.types.is_floating(array.type):
             return values
-        exact = Decimal(self.value)
+        exact, towards = Decimal(self.value), {-1: -np.inf, 0: rounded, 1: np.inf}
         ties = np.flatnonzero(values == rounded)
         texts = array.take(pa.array(ties)).cast(pa.string()).to_pylist()
-        towards = {-1: -np.inf, 0: rounded, 1: np.inf}
+        places = [towards[int(Decimal(text).compare(exact))] for text in texts]
         values = values.copy()
-        values[ties] = [
-            np.nextafter(rounded, towards[int(Decimal(text).compare(exact))]) for text in texts
-        ]
+        values[ties] = np.nextafter(rounded, places)
         return values

@@ -204,9 +204,7 @@ def _deal(
             logger.warning("a file has no rows: file=%s", path)
 
 
-def _column(
-    path: str, kind: str, header: bytes, rows: pa.Table, first_row: int, name: str
-) -> pa.Array:
+def _column(path: str, kind: str, header: bytes, rows: pa.Table, first: int, name: str) -> pa.Array:
     """Returns a column of rows; of CSV and JSON its texts, null where there is none."""
     if kind not in NAMED:
         raise UsageError(
@@ -223,7 +221,8 @@ def _column(
             return pa.array(texts, pa.binary())
         return pa.array(values, pa.bool_())
     if kind == "csv":
-        names, cells = _cells(path, header.removeprefix(BYTE_ORDER_MARK), rows, first_row)
+        names, *cells = _cells(path, header.removeprefix(BYTE_ORDER_MARK), rows, first)
+        names = [each.encode("latin-1").decode(errors="replace") for each in names]
     else:
         table = flat(rows)
         names = table.column_names
@@ -247,10 +246,8 @@ def _value_in_json(line: bytes, name: str) -> Any:
     return value
 
 
-def _cells(
-    path: str, header: bytes, rows: pa.Table, first_row: int
-) -> tuple[list[str], list[list[str]]]:
-    """Returns names and cells of CSV."""
+def _cells(path: str, header: bytes, rows: pa.Table, first: int) -> tuple[list[str], ...]:
+    """Returns names and cells of CSV, row by row; `first` rows of the file are before them."""
     separator = separator_of(header.decode("latin-1"))
     found = list[list[str]]()
     for line in (header, *rows["line"].to_pylist()):
@@ -258,9 +255,8 @@ def _cells(
         try:
             found.append(next(reader, [""]))
         except csv.Error as error:
-            raise DataError(f"{path}:{first_row + len(found) + 1}: not CSV: {error}") from error
-    names, *cells = found
-    return [each.encode("latin-1").decode(errors="replace") for each in names], cells
+            raise DataError(f"{path}:{first + len(found) + 1}: not CSV: {error}") from error
+    return tuple(found)
 
 
 def _header_of(path: str, kind: str) -> bytes:
