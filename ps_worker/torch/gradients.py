@@ -73,6 +73,7 @@ class PendingGradients:
         self._num_lookups = 0
         self._num_backwards = 0
         self._is_backward_new = True
+        self._counted: list[tuple[list[Counts], Counts]] = []  # by the gradients that wait
         self.num_bytes = 0  # size of the gradients
 
     def watch(
@@ -101,16 +102,19 @@ class PendingGradients:
         self._is_backward_new = True
         self._num_lookups += 1
         number = self._num_lookups
+        uncounted = [] if counts is None else [counts]
 
         def take(leaf: Tensor) -> None:
-            nonlocal counts
             grad, leaf.grad = leaf.grad, None
             if grad is not None:
                 values = np.ascontiguousarray(grad.detach().cpu().numpy()[kept])
                 pending = self._tables.setdefault(table, _TableGradients())
-                pending.add(number, SparseGrad(keys, values, _EXAMPLES, counts))
-                if counts is not None:
-                    counts = np.zeros_like(counts)
+                own = counts
+                if counts is not None and uncounted:
+                    self._counted.append((uncounted, uncounted.pop()))
+                elif counts is not None:
+                    own = np.zeros_like(counts)
+                pending.add(number, SparseGrad(keys, values, _EXAMPLES, own))
                 self.num_bytes += keys.nbytes + values.nbytes
                 self._count_backward()
 
@@ -131,8 +135,11 @@ class PendingGradients:
         self.num_bytes = sum(each.num_bytes for each in self._tables.values())
         return totals
 
-    def clear(self) -> None:
-        """Drops all gradients."""
+    def clear(self, *, are_pushed: bool = False) -> None:
+        """Drops all gradients; unless they `are_pushed`, another backward() of their lookups counts."""
+        for uncounted, counts in () if are_pushed else self._counted:
+            uncounted.append(counts)
+        self._counted.clear()
         self._tables.clear()
         self._num_backwards = 0
         self.num_bytes = 0

@@ -13,6 +13,9 @@ from ctr_ps.ps_worker.torch.tables import Tables
 class _Group(dict[str, Any]):
     """The one parameter group; a learning rate scheduler looks for more in it."""
 
+    def __setitem__(self, name: str, value: object) -> None:
+        self.__missing__(name)
+
     def __missing__(self, name: str) -> None:
         raise UsageError(
             f"PushOptimizer has no {name!r}: learning rates of tables are those of open_tables, and their "
@@ -26,6 +29,9 @@ class PushOptimizer(torch.optim.Optimizer):
     Learning rates and schedules are those of `open_tables`: no learning rate scheduler works on it.
     """
 
+    # so a GradScaler calls step() also after an overflow, with `found_inf` and `grad_scale` set
+    _step_supports_amp_scaling = True
+
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         super().__init__([{"params": []}], {})
@@ -33,7 +39,11 @@ class PushOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group, whose parameters are `rows()`: so a GradScaler finds the gradients."""
-        return [_Group(params=self.rows())]
+        rows = self.rows()
+        if not rows:  # else it would miss them
+            rows.append(torch.zeros(0, requires_grad=True))
+            rows[0].grad = torch.zeros(0)
+        return [_Group(params=rows)]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -52,11 +62,22 @@ class PushOptimizer(torch.optim.Optimizer):
     ) -> object:
         """Pushes the gradients since the last step, summed by key, and `clicked`; see `Tables.push`.
 
-        `closure` is called first, with gradients enabled; its result is returned.
+        `closure` is called first, with gradients enabled; its result is returned. Where a GradScaler skips
+        the step, gradients are dropped; in sync mode the others still get this worker's part, without any.
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self._tables.push(clicked=clicked)
+        scaling = vars(self)
+        scale = scaling.get("grad_scale")  # None: they are unscaled already
+        if float(scaling.get("found_inf", 0.0)):
+            self._tables.pending.clear()
+            clicked = None
+        try:
+            self._tables.push(clicked=clicked, scale=1.0 if scale is None else float(scale))
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):  # the scaler multiplies one that is left
+                scaling.pop(name, None)
+            raise
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -248,8 +248,8 @@ class Tables:
         """
         return self._prefetcher.batches(loader, keys_of_batch)
 
-    def push(self, *, clicked: Mapping[str, Tensor] | None = None) -> None:
-        """Pushes the waiting gradients, and returns when the servers have them.
+    def push(self, *, clicked: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> None:
+        """Pushes the waiting gradients, divided by `scale`, and returns when the servers have them.
 
         `clicked` are the looked-up keys of the examples with a click, by table, each as often as it was
         looked up: for tables with statistics, whose rows have no clicks without it.
@@ -259,11 +259,15 @@ class Tables:
         gradient is infinite or not a number; nothing was pushed, all still wait.
         """
         self._require_open()
-        sparse: Mapping[str, SparseGrad] = self.pending.merged()
+        sparse = dict(self.pending.merged())  # which stay as they are if the push is refused
         if not sparse and not self._is_sync:
             return
         for table, keys in (clicked or {}).items():
-            _count_clicks(table, sparse.get(table), keys_of(keys))
+            if (unique := unique_keys(keys_of(keys)))[0].size:
+                sparse[table] = _with_clicks(table, sparse.get(table), *unique)
+        if scale != 1.0:
+            factor = np.float32(1.0 / scale)
+            sparse = {table: replace(g, values=g.values * factor) for table, g in sparse.items()}
         gradients = Gradients(sparse=sparse)
         require_finite(gradients)  # before the push has a number
         push_id = self._push_ids.next(
@@ -272,7 +276,9 @@ class Tables:
             pulled=self.version if self._oldest_pull is None else self._oldest_pull,
             whole=[self._push_ids.take(None)],
         )
-        self.pending.clear()  # before it is sent: a push that fails may have been applied
+        self.pending.clear(
+            are_pushed=True
+        )  # before it is sent: a push that fails may have been applied
         self._oldest_pull = None
         self._store.push_grad(gradients, push_id, at=self._at).result()
         self._num_pushes += 1
@@ -452,11 +458,10 @@ class Tables:
         return type(None), ()
 
 
-def _count_clicks(table: str, grad: SparseGrad | None, keys: Keys) -> None:
-    """Sets the clicks of a gradient's keys; raises UsageError for a key that is none of them."""
-    unique, inverse = unique_keys(keys)
-    if not unique.size:
-        return
+def _with_clicks(
+    table: str, grad: SparseGrad | None, unique: Keys, inverse: NDArray[np.int32]
+) -> SparseGrad:
+    """Returns a gradient with the clicks of its keys; raises UsageError for a key that is none of them."""
     known = np.empty(0, np.uint64) if grad is None else grad.keys
     _, own, theirs = np.intersect1d(known, unique, assume_unique=True, return_indices=True)
     if grad is None or own.size < unique.size:
@@ -471,8 +476,9 @@ def _count_clicks(table: str, grad: SparseGrad | None, keys: Keys) -> None:
         )
     counts = grad.counts.copy()
     counts[own, 1] = np.bincount(inverse)[theirs]
-    require_counts(table, replace(grad, counts=counts), keeps_statistics=True)
-    grad.counts[:] = counts
+    counted_grad = replace(grad, counts=counts)
+    require_counts(table, counted_grad, keeps_statistics=True)
+    return counted_grad
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:

@@ -172,6 +172,42 @@ def test_clicks_that_cannot_be_are_refused_before_the_push(
     assert sorted(key for key in rows_saved(tmp_path / "rows")) == [1, 2]
 
 
+def test_clicks_of_a_step_that_is_refused_are_not_those_of_the_next() -> None:
+    with open_tables(life={"statistics": True}) as tables:
+        modules = [Embedding(2, table=name) for name in ("items", "words")]
+        for module in modules:
+            tables.attach(module)
+            module(torch.tensor([1, 2])).sum().backward()
+
+        with pytest.raises(UsageError, match="key 9 of table 'words'"):
+            tables.push(clicked={"items": torch.tensor([1]), "words": torch.tensor([9])})
+
+        counts = {name: grad.counts.tolist() for name, grad in tables.pending.merged().items()}
+        assert counts == {"items": [[1, 0], [1, 0]], "words": [[1, 0], [1, 0]]}
+        tables.push()
+
+
+def test_gradients_that_are_dropped_count_nothing_and_those_pushed_once(tmp_path: Path) -> None:
+    with open_tables(life={"statistics": True}) as tables:
+        module, rows = Embedding(2, table="items"), PushOptimizer(tables)
+        tables.attach(module)
+        output = module(torch.tensor([1, 1, 2])).sum()
+        for _ in range(3):
+            rows.zero_grad()
+            output.backward(retain_graph=True)
+        rows.step(clicked={"items": torch.tensor([1])})
+        output.backward(retain_graph=True)
+        rows.zero_grad()
+        output.backward()
+        rows.step()
+        tables.save(str(tmp_path / "rows"))
+
+    assert {key: found[:2] for key, found in saved_statistics(tmp_path / "rows").items()} == {
+        1: (2.0, 1.0),
+        2: (1.0, 0.0),
+    }
+
+
 def test_rules_are_checked_as_those_of_a_job() -> None:
     with pytest.raises(JobError, match="life"), open_tables(life={"max_unsen": 3}):
         pass

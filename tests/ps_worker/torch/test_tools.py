@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler  # noqa: E402
 
 from ctr_ps.protos.errors import UsageError  # noqa: E402
 from ctr_ps.ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
+from tests.support.torch_loop import on_cluster  # noqa: E402
 
 KEYS = torch.tensor([3, 5])
 
@@ -63,6 +64,61 @@ def test_grad_scaler_unscales_rows_and_skips_a_step_that_is_not_finite(
 
     assert torch.equal(opened.weights(), after)
     assert scaler.get_scale() == 512.0
+
+
+def test_grad_scaler_skips_the_rows_of_one_worker_and_not_its_step() -> None:
+    """SGD of rate 1 on the mean over two workers, of which one overflows in the second of three steps."""
+    rows_of: dict[int, Any] = {}
+    scales: dict[int, float] = {}
+
+    def work(tables: Tables) -> None:
+        module = Embedding(2, table="items", init_range=0.0)
+        tables.attach(module)
+        rows, scaler = PushOptimizer(tables), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            factor = float("inf") if (step, tables.worker) == (1, 0) else 2.0**tables.worker
+            scaler.scale(module(KEYS[:1]).sum() * factor).backward()
+            scaler.step(rows)
+            scaler.update()
+            assert tables.version == step + 1
+        rows_of[tables.worker] = module(KEYS[:1]).detach()
+        scales[tables.worker] = scaler.get_scale()
+
+    on_cluster(work, optimizer={"name": "sgd", "learning_rate": 1.0})
+
+    expected = torch.full((1, 2), -((1 + 2) / 2 + (0 + 2) / 2 + (1 + 2) / 2))
+    assert torch.equal(rows_of[0], expected)
+    assert torch.equal(rows_of[1], expected)
+    assert scales == {0: 512.0, 1: 1024.0}
+
+
+def test_grad_scaler_steps_without_gradients_of_rows(opened: Opened) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(opened.net[1](torch.ones(1, 2)).sum()).backward()
+
+    scaler.step(opened.rows)
+    scaler.update()
+
+    assert opened.tables.version == 1
+    assert scaler.get_scale() == 1024.0
+
+
+def test_grad_scaler_divides_once_though_a_step_is_refused_and_repeated(opened: Opened) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = opened.weights()
+    scaler.scale(opened.net[0](KEYS).sum()).backward()
+    with pytest.raises(UsageError, match="key 9 of table 'items', which has no gradient"):
+        scaler.step(opened.rows, clicked={"items": torch.tensor([9])})
+
+    scaler.step(opened.rows)
+
+    assert torch.equal(opened.weights(), before - 1.0)
+
+
+def test_learning_rate_of_a_group_is_refused(opened: Opened) -> None:
+    for group in opened.rows.param_groups:
+        with pytest.raises(UsageError, match=r"no 'lr': .* schedule is open_tables\(schedule="):
+            group["lr"] = 0.5
 
 
 SCHEDULERS: dict[str, Callable[[Any], object]] = {
