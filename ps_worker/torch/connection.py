@@ -97,6 +97,7 @@ def open_tables(
         )
         try:
             yield tables
+            tables.require_unwritten()
             tables.warn_of_waiting("the end of the tables' block")
             membership.leave(tables.version)
         finally:

@@ -70,7 +70,6 @@ class Embedding(TableModule):
             EmbeddingTable(name=table, dim=dim, init_range=init_range, optimizer=named)
         )
         self.embedding_dim = dim
-        self.num_embeddings: int | None = None  # keys are less; None: a key is any number
         self.padding_idx = padding_idx
 
     @property
@@ -78,14 +77,14 @@ class Embedding(TableModule):
     def weight(self) -> Tensor:
         """The parameter without rows; of a swapped embedding that is attached, a copy of its rows [V, D].
 
-        The gradient of the copy is pushed; after a write to it the next look-up raises UsageError.
+        The gradient of the copy is pushed; after a write to it the next call of tables raises UsageError.
         """
         if self.num_embeddings is None or self.tables is None:
             return self.parameter
         keys = torch.arange(self.num_embeddings, device=self.parameter.device)
         rows, inverse, _ = self._look_up(keys, padding=None)
         copy = self._output(functional.embedding(inverse, rows))
-        self.tables.copies[self.spec.name] = copy.detach(), copy._version
+        self.tables.copies[self.spec.name] = copy.detach(), rows.detach()
         return copy
 
     def forward(self, input: Tensor) -> Tensor:
@@ -109,12 +108,10 @@ class Embedding(TableModule):
                 f"{self!r} cannot be traced, as the rows of these keys would become constants: trace the "
                 "layers behind it, or restore_embeddings(module) after swap_embeddings"
             )
-        copy, version = self.tables.copies.pop(self.spec.name, (None, 0))
-        if copy is not None and copy._version != version:
-            raise UsageError(
-                f"{self!r}.weight is a copy of rows: write to it before attach(module)"
-            )
+        self.tables.require_unwritten(self.spec.name)
         unique, inverse = unique_keys(keys_of(keys))
+        if self.num_embeddings is not None:
+            self.tables.require_rows(self.spec.name)
         if self.num_embeddings is not None and unique.max(initial=0) >= self.num_embeddings:
             last, key = self.num_embeddings - 1, unique.max().view(np.int64)
             raise UsageError(f"{self!r} has no key {key}: expected 0 to {last}")

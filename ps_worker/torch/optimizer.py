@@ -67,7 +67,7 @@ class PushOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        scaling = vars(self)
+        scaling = self.__dict__
         scale = scaling.get("grad_scale")  # None: they are unscaled already
         if float(scaling.get("found_inf", 0.0)):
             self._tables.pending.clear()

@@ -19,6 +19,7 @@ from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.torch.embedding import Embedding, EmbeddingBag
 
 _OURS = {nn.Embedding: Embedding, nn.EmbeddingBag: EmbeddingBag}
+_OF_INIT = {"__init__", "reset_parameters", "extra_repr"}  # methods that a subclass may lose
 
 
 def swap_embeddings(module: nn.Module, tables: Mapping[str, str] | None = None) -> nn.Module:
@@ -74,8 +75,12 @@ def _require_counterpart(path: str, embedding: Any) -> None:
     for option in ("max_norm", "scale_grad_by_freq"):
         if value := getattr(embedding, option):
             raise UsageError(f"{path} has {option} = {value}: leave it out by tables=, or unset it")
+    base = next(each for each in _OURS if isinstance(embedding, each))
+    below = type(embedding).__mro__[: type(embedding).__mro__.index(base)]
+    own = {name for each in below for name, value in vars(each).items() if callable(value)}
     forward = getattr(embedding.forward, "__func__", None)
-    if forward not in [each.forward for each in _OURS] or "weight" not in embedding._parameters:
+    is_same = forward is base.forward and not any(hasattr(base, name) for name in own - _OF_INIT)
+    if not is_same or "weight" not in embedding._parameters:
         kind = type(embedding).__name__
         raise UsageError(f"{path}, a {kind}, looks up in a way of its own: leave it out by tables=")
 

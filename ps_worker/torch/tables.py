@@ -33,7 +33,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
 from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at, place_of
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import specs_of_tables
@@ -59,6 +59,7 @@ class TableModule(nn.Module):
         require_widths(dim=spec.dim)
         require_range(spec.init_range)
         self.spec = spec  # its table. Modules of the same table share its rows.
+        self.num_embeddings: int | None = None  # keys are less; None: a key is any number
         self._parameters["weight"] = nn.Parameter(torch.empty(0, spec.dim))
         self.tables: Tables | None = None  # the attached tables, if any
 
@@ -71,9 +72,13 @@ class TableModule(nn.Module):
         return self._parameters["weight"]
 
     def get_extra_state(self) -> Tensor:
-        """Returns the entry of `state_dict`: name and width of the table, as JSON in uint8[L]."""
-        text = json.dumps({"table": self.spec.name, "dim": self.spec.dim})
+        """Returns the entry of `state_dict`: name and shape of the table, as JSON in uint8[L]."""
+        text = json.dumps(self._identity())
         return torch.tensor(list(text.encode()), dtype=torch.uint8)  # tools expect tensors
+
+    def _identity(self) -> dict[str, str | int]:
+        keys = {} if self.num_embeddings is None else {"num_embeddings": self.num_embeddings}
+        return {"table": self.spec.name, "dim": self.spec.dim, **keys}
 
     def set_extra_state(self, state: Tensor | Mapping[str, str | int]) -> None:
         """Checks that a `state_dict` is of this table; in older ones it is a mapping. Rows come from `load`.
@@ -81,10 +86,11 @@ class TableModule(nn.Module):
         Raises CheckpointError if it is of another one.
         """
         found = json.loads(bytes(state.tolist())) if isinstance(state, Tensor) else state
-        if found != {"table": self.spec.name, "dim": self.spec.dim}:
+        own = self._identity()
+        if found not in (own, {"table": self.spec.name, "dim": self.spec.dim}):
             raise CheckpointError(
-                f"the state is of table {found.get('table')!r} with dim {found.get('dim')!r}, but this "
-                f"module has table {self.spec.name!r} with dim {self.spec.dim}"
+                f"the state is of table {found.get('table')!r} with "
+                f"{_shape(found)}, but this module has table {self.spec.name!r} with {_shape(own)}"
             )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -97,10 +103,18 @@ class TableModule(nn.Module):
         unexpected: list[str], errors: Any,
     ) -> None:  # fmt: skip
         name = f"{prefix}weight"
-        if strict and name in state_dict:
-            unexpected.append(name)
         own = {**state_dict, name: self.parameter}
+        if name in state_dict and self.parameter.numel():  # until these are rows
+            own = {f"{prefix}_extra_state": self.get_extra_state(), **state_dict}
+        elif strict and name in state_dict:
+            unexpected.append(name)
         super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Does it, unless it is another weight of an attached module: raises UsageError."""
+        if name == "weight" and self.tables is not None and param is not self.parameter:
+            raise UsageError(f"{self!r}.weight is in a table: set it before attach(module)")
+        super().register_parameter(name, param)
 
     def extra_repr(self) -> str:
         """Returns the table's settings, for `print`."""
@@ -136,8 +150,11 @@ class Tables:
         self._counting = set[str]()  # tables whose rows have statistics
         self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self._is_sync)
         self._oldest_pull: Version | None = None  # since the last push
-        # by table: the last copy of all rows, and how often it had been written to
-        self.copies: dict[str, tuple[Tensor, int]] = {}
+        self.copies: dict[
+            str, tuple[Tensor, Tensor]
+        ] = {}  # by table: the last one of all rows, and they
+        self._num_rows: dict[str, int] = {}  # of tables of a weight
+        self._filled = set[str]()  # those that have its rows, or loaded ones
         self._num_pushes = 0
         self._pushes_saved = 0  # pushes in `checkpoint`
         self._num_barriers = 0
@@ -184,9 +201,12 @@ class Tables:
                 self._counting.add(spec.name)
         if first:
             self._by_first(lambda: self._write(first), "write the first rows")
+            self._filled.update(first)
         for embedding in embeddings:
             embedding.tables = self
             self._declared[embedding.spec.name] = embedding.spec
+            if embedding.num_embeddings is not None:
+                self._num_rows[embedding.spec.name] = embedding.num_embeddings
             parameter = embedding.parameter  # which an optimizer may have
             parameter.data, parameter.grad = parameter.data[:0].clone(), None
 
@@ -215,6 +235,23 @@ class Tables:
         oldest = self._oldest_pull
         self._oldest_pull = pulled.version if oldest is None else min(oldest, pulled.version)
         return pulled.rows[table]
+
+    def require_unwritten(self, *tables: str) -> None:
+        """Raises UsageError if a copy of all rows was written to, of these tables or of any."""
+        for table in tables or list(self.copies):
+            copy, rows = self.copies.pop(table, (torch.empty(0), torch.empty(0)))
+            if not torch.equal(copy.view(torch.uint8), rows.to(copy.dtype).view(torch.uint8)):
+                raise UsageError(
+                    f"table {table!r}: its weight is a copy of rows: write to it before attach(module)"
+                )
+
+    def require_rows(self, table: str) -> None:
+        """Raises UsageError if a table of a weight has none of its rows."""
+        if self._num_rows[table] and table not in self._filled:
+            raise UsageError(
+                f"table {table!r} has no rows here, as its module gave them to earlier tables: load() them, "
+                "or attach a module with its weights"
+            )
 
     def watch(
         self, table: str, keys: Keys, rows: Tensor, places: NDArray[np.int32], skipped: int | None
@@ -259,6 +296,7 @@ class Tables:
         gradient is infinite or not a number; nothing was pushed, all still wait.
         """
         self._require_open()
+        self.require_unwritten()
         sparse = dict(self.pending.merged())  # which stay as they are if the push is refused
         if not sparse and not self._is_sync:
             return
@@ -315,10 +353,12 @@ class Tables:
             UsageError: If `state` has something else in it.
             CheckpointError: On all workers, if it cannot be written.
         """
+        self.require_unwritten()
         attachments = {} if state is None else {_STATE: _state_bytes(state)}
 
         def save() -> str:
-            if not overwrite and url != self.checkpoint and folder_at(url).has(MANIFEST):
+            folder = folder_at(url)
+            if not overwrite and folder.url != self.checkpoint and folder.has(MANIFEST):
                 raise CheckpointError(
                     f"there is a checkpoint at {url}: save elsewhere, load it first, or replace it by "
                     f"overwrite=True"
@@ -330,7 +370,7 @@ class Tables:
 
         self.barrier()
         self._token = self._by_first(save, f"save {url}")
-        self.checkpoint, self._pushes_saved = url, self._num_pushes
+        self.checkpoint, self._pushes_saved = place_of(url), self._num_pushes
 
     def load(self, url: str, *, resume: bool = False) -> dict[str, Any]:
         """Replaces the rows by those of a checkpoint, before the first step; collective.
@@ -342,8 +382,9 @@ class Tables:
             resume: Whether steps and schedules of learning rates continue from there instead of 0.
 
         Raises:
-            UsageError: If this worker has pushed.
-            CheckpointError: On all workers, if there is no such checkpoint, or it does not fit.
+            UsageError: If this worker has pushed, or attached nothing.
+            CheckpointError: On all workers, if there is no such checkpoint, or it does not fit, as with
+                tables that are not attached.
             ProtocolError: If another checkpoint was resumed before.
         """
         self._require_open()
@@ -352,8 +393,12 @@ class Tables:
                 f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load it first"
             )
 
+        if not self._declared:
+            raise UsageError(f"{url} cannot be loaded before attach(model): attach it first")
+
         def load() -> str:
             found = Checkpoint.open(url)
+            self._require_same_tables(found)
             self._store.load(found.url, token=found.token)
             batches = found.manifest.batches
             if resume:
@@ -369,8 +414,9 @@ class Tables:
 
         self._token = self._by_first(load, f"load {url}")
         self._prefetcher.clear()
-        self.checkpoint = url
+        self._filled.update(self._declared)
         saved = Checkpoint.open(url)
+        self.checkpoint, self._pushes_saved = saved.url, self._num_pushes
         if saved.token != self._token:
             raise CheckpointError(f"{url} was replaced while it was loaded: load it again")
         if _STATE not in saved.attachments:
@@ -379,6 +425,21 @@ class Tables:
             BytesIO(saved.attachment(_STATE)), map_location="cpu", weights_only=True
         )
         return state
+
+    def _require_same_tables(self, found: Checkpoint) -> None:
+        found.require(self._declared)
+        if others := sorted(found.tables.keys() - self._declared.keys()):
+            raise CheckpointError(
+                f"checkpoint {found.url} belongs to another model: it has table {others[0]!r}, and attached "
+                f"are only {sorted(self._declared)}"
+            )
+        for table, expected in self._num_rows.items():
+            rows = found.chain[0].manifest.num_rows(table)  # a delta has only changed ones
+            if rows != expected:
+                raise CheckpointError(
+                    f"checkpoint {found.url} has {rows} rows of table {table!r}, whose embedding has "
+                    f"{expected}: make the embedding as it was when saved"
+                )
 
     def shrink(self) -> None:
         """Ends a pass of the rows' statistics, and removes rows by the rules of `life`; collective."""
@@ -389,6 +450,7 @@ class Tables:
 
         self.barrier()
         self._by_first(shrink, "end the pass")
+        self._pushes_saved = -1  # the rows are not those of the checkpoint
         self._prefetcher.clear()  # of rows that may be gone
 
     def _by_first(self, work: Callable[[], str], what: str) -> str:
@@ -458,6 +520,12 @@ class Tables:
         return type(None), ()
 
 
+def _shape(identity: Mapping[str, str | int]) -> str:
+    """Says what a module's entry of `state_dict` says of the table's shape."""
+    keys = f" and {n} keys" if (n := identity.get("num_embeddings")) is not None else ""
+    return f"dim {identity.get('dim')!r}{keys}"
+
+
 def _with_clicks(
     table: str, grad: SparseGrad | None, unique: Keys, inverse: NDArray[np.int32]
 ) -> SparseGrad:
@@ -484,11 +552,11 @@ def _with_clicks(
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
     """Returns a state as a file of PyTorch, which can be loaded without running code."""
     file = BytesIO()
-    torch.save(dict(state), file)
-    file.seek(0)
     try:
+        torch.save(dict(state), file)
+        file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.PickleError, AttributeError, TypeError) as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         raise UsageError(
             f"state has {found[1] if found else 'a Python object'}, expected only tensors, numbers, text, "

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from ctr_ps.protos.errors import CheckpointError, UsageError  # noqa: E402
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
-from ctr_ps.ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
+from ctr_ps.ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables, swap_embeddings  # noqa: E402
 from tests.support.commands import run  # noqa: E402
 from tests.support.torch_loop import (  # noqa: E402
     NUM_KEYS,
@@ -211,6 +211,9 @@ def test_state_that_no_load_would_take_is_refused(tmp_path: Path) -> None:
             UsageError, match=r"state has pathlib\.PosixPath, expected only tensors"
         ):
             tables.save(str(tmp_path / "rows"), state={"folder": tmp_path})
+        for state in ({"rate": lambda: 0}, [1], {"lock": threading.Lock()}):
+            with pytest.raises(UsageError, match="state has a Python object, expected only"):
+                tables.save(str(tmp_path / "rows"), state=state)  # type: ignore[arg-type]
         assert not (tmp_path / "rows").exists()
         tables.save(str(tmp_path / "rows"))
 
@@ -266,6 +269,98 @@ def test_state_of_another_table_is_refused() -> None:
     for other in (Embedding(2, table="words"), Embedding(3, table="items")):
         with pytest.raises(CheckpointError, match="the state is of table 'items' with dim 2"):
             other.load_state_dict(state)
+
+
+def test_state_of_another_number_of_keys_is_refused() -> None:
+    state = swap_embeddings(nn.Embedding(5, 2)).state_dict()
+
+    swap_embeddings(nn.Embedding(5, 2)).load_state_dict(state)
+    del state["weight"]  # as after an attach
+    swap_embeddings(nn.Embedding(5, 2)).load_state_dict(state)
+    for other in (swap_embeddings(nn.Embedding(3, 2)), Embedding(2, table="embedding")):
+        with pytest.raises(CheckpointError, match="table 'embedding' with dim 2 and 5 keys"):
+            other.load_state_dict(state)
+
+
+def test_checkpoint_of_other_tables_is_refused_both_ways(tmp_path: Path) -> None:
+    both, one = str(tmp_path / "both"), str(tmp_path / "one")
+    with open_tables() as tables:
+        tables.attach(Embedding(2, table="items"))
+        tables.save(one)
+        tables.attach(Embedding(2, table="words"))
+        tables.save(both)
+
+    with open_tables() as tables:
+        with pytest.raises(UsageError, match="cannot be loaded before attach"):
+            tables.load(one)
+        tables.attach(Embedding(2, table="items"))
+        with pytest.raises(CheckpointError, match=r"it has table 'words', and .* only \['items'\]"):
+            tables.load(both)
+        tables.load(one)
+        tables.attach(Embedding(2, table="words"))
+        with pytest.raises(CheckpointError, match="it has no words, only items"):
+            tables.load(one)
+        tables.load(both)
+
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_checkpoint_of_another_number_of_keys_is_refused(tmp_path: Path, number: int) -> None:
+    base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
+    module = swap_embeddings(nn.Embedding(5, 2))
+    with open_tables(optimizer=SGD) as tables:
+        tables.attach(module)
+        tables.save(base)
+        module(torch.tensor([1])).sum().backward()
+        PushOptimizer(tables).step()
+        tables.save(delta, base=base)
+        expected = module.weight.detach().clone()
+
+    for url in (base, delta):
+        with open_tables(optimizer=SGD) as tables:
+            other = swap_embeddings(nn.Embedding(number, 2))
+            before = other.weight.detach().clone()
+            tables.attach(other)
+            with pytest.raises(CheckpointError, match=f"has 5 rows of .* embedding has {number}"):
+                tables.load(url)
+            assert torch.equal(other.weight, before)
+
+    with open_tables(optimizer=SGD) as tables:
+        other = swap_embeddings(nn.Embedding(5, 2))
+        tables.attach(other)
+        tables.load(delta)
+        assert torch.equal(other.weight, expected)
+
+
+def test_checkpoint_of_a_loaded_folder_is_the_one_that_was_latest(tmp_path: Path) -> None:
+    url = str(tmp_path / "1")
+    with open_tables() as tables:
+        tables.attach(Embedding(2, table="items"))
+        tables.save(url)
+
+    with open_tables() as tables:
+        tables.attach(Embedding(2, table="items"))
+        tables.load(str(tmp_path))
+
+        assert tables.checkpoint == PushOptimizer(tables).state_dict()["checkpoint"] == url
+        tables.save(str(tmp_path / "2"), base=tables.checkpoint)
+        tables.load(str(tmp_path))
+        tables.save(f"{tmp_path}/../{tmp_path.name}/2")
+
+
+def test_rows_that_a_pass_changed_are_not_those_of_the_checkpoint(tmp_path: Path) -> None:
+    with open_tables(life={"max_unseen": 1}) as tables:
+        tables.attach(Embedding(2, table="items"))
+        tables.save(str(tmp_path / "1"))
+        tables.shrink()
+        with pytest.raises(UsageError, match=r"rows have changed since .*call Tables.save"):
+            PushOptimizer(tables).state_dict()
+
+        tables.load(str(tmp_path / "1"))
+
+        assert PushOptimizer(tables).state_dict()["checkpoint"] == str(tmp_path / "1")
+        tables.shrink()
+        tables.save(str(tmp_path / "2"))
+        assert PushOptimizer(tables).state_dict()["checkpoint"] == str(tmp_path / "2")
 
 
 def test_state_of_rows_that_were_not_saved_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Embeddings of any module move into tables and back, and nothing else of it changes."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,81 @@ def test_write_to_weights_that_are_rows_is_told() -> None:
         PushOptimizer(tables).zero_grad()
 
 
+@pytest.mark.parametrize("call", ["look-up", "save", "push", "end"])
+def test_write_that_hides_from_autograd_is_told_by_each_call(call: str, tmp_path: Path) -> None:
+    module = swap_embeddings(nn.Embedding(3, 2, dtype=torch.float64))
+    calls: dict[str, Any] = {
+        "look-up": lambda tables: module(torch.tensor([1])),
+        "save": lambda tables: tables.save(str(tmp_path / "rows")),
+        "push": lambda tables: tables.push(),
+        "end": lambda tables: None,
+    }
+
+    def write() -> None:
+        with open_tables() as tables:
+            tables.attach(module)
+            _ = module.weight
+            module(torch.tensor([1]))  # which was only read before
+            module.weight.data.fill_(7.0)
+            calls[call](tables)
+
+    with pytest.raises(UsageError, match="table 'embedding': its weight is a copy of rows"):
+        write()
+    assert not (tmp_path / "rows").exists()
+
+
+def test_weight_is_not_replaced_once_it_is_rows() -> None:
+    module, new = swap_embeddings(nn.Embedding(3, 2)), nn.Parameter(torch.full((3, 2), 7.0))
+    module.weight = new
+    with open_tables() as tables:
+        tables.attach(module)
+
+        with pytest.raises(UsageError, match=r"weight is in a table: set it before attach"):
+            module.weight = nn.Parameter(torch.zeros(3, 2))
+
+        assert torch.equal(module(torch.arange(3)), torch.full((3, 2), 7.0))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_are_loaded_until_they_are_rows(assign: bool) -> None:
+    pretrained = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    expected = pretrained[0].weight.detach().clone()
+    for change in (lambda other: other, swap_embeddings):
+        module = swap_embeddings(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1)))
+        state = copy.deepcopy(change(pretrained).state_dict())  # with the weight, then with both
+        module.load_state_dict(state, assign=assign)
+        with open_tables() as tables:
+            tables.attach(module)
+            assert torch.equal(module[0](torch.arange(3)), expected)
+            module.load_state_dict(module.state_dict())
+    small = swap_embeddings(nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 1)))
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
+        small.load_state_dict(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1)).state_dict())
+
+
+def test_module_without_its_rows_is_told_at_the_first_look_up(tmp_path: Path) -> None:
+    module, url = swap_embeddings(nn.Sequential(nn.Embedding(3, 2))), str(tmp_path / "rows")
+    with open_tables() as tables:
+        tables.attach(module)
+        expected = module(torch.arange(3)).detach()
+        tables.save(url)
+        torch.save(module, tmp_path / "module.pt")
+    saved = torch.load(tmp_path / "module.pt", weights_only=False)
+    for each in (module, saved):
+        with open_tables() as tables:
+            tables.attach(each)
+            for look_up in (
+                lambda each=each: each(torch.tensor([0])),
+                lambda each=each: each[0].weight,
+            ):
+                with pytest.raises(UsageError, match=r"table '0' has no rows here.*load"):
+                    look_up()
+
+            tables.load(url)
+
+            assert torch.equal(each(torch.arange(3)), expected)
+
+
 def test_hooks_frozen_weights_and_dtype_stay() -> None:
     calls = []
     module = nn.Sequential(nn.Embedding(3, 2, dtype=torch.float64), nn.Embedding(3, 2))
@@ -201,6 +277,25 @@ class Custom(nn.Embedding):
         return 2 * super().forward(input)
 
 
+class Doubled:
+    def __call__(self, *args: Any) -> Any:
+        return 2 * super().__call__(*args)  # type: ignore[misc]  # of the module beside it
+
+
+class OwnCall(Doubled, nn.EmbeddingBag):
+    pass
+
+
+class OwnState(nn.Embedding):
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
+class OwnValues(nn.Embedding):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+
 def tied_to_linear() -> nn.Module:
     module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
     module[1].weight = module[0].weight
@@ -218,6 +313,8 @@ PAIR = nn.Sequential(nn.Embedding(3, 2), nn.Embedding(3, 2))
         (nn.Embedding(3, 2, max_norm=1.0), None, "embedding has max_norm = 1.0"),
         (nn.EmbeddingBag(3, 2, scale_grad_by_freq=True), None, "scale_grad_by_freq = True"),
         (nn.Sequential(Custom(3, 2)), None, "0, a Custom, looks up in a way of its own"),
+        (nn.Sequential(OwnCall(3, 2)), None, "0, a OwnCall, looks up in a way of its own"),
+        (nn.Sequential(OwnState(3, 2)), None, "0, a OwnState, looks up in a way of its own"),
         (tied_to_linear(), None, r"the weight in '0' is also 1.weight"),
         (nn.Linear(1, 1), None, "Linear is or has no embedding of torch.nn"),
         (TIED, {"0": "a", "1": "b"}, "1 would be in 'b', its weight in 'a'"),
@@ -234,6 +331,14 @@ def test_module_without_a_counterpart_is_refused_and_stays(
         swap_embeddings(module, names)
 
     assert repr(module) == before
+
+
+def test_values_of_ones_own_are_no_obstacle() -> None:
+    module = nn.Sequential(OwnValues(3, 2))
+    with open_tables() as tables:
+        tables.attach(swap_embeddings(module))
+        assert torch.equal(module(torch.arange(3)), torch.ones(3, 2))
+        assert type(restore_embeddings(module)[0]) is OwnValues
 
 
 def test_chosen_embeddings_alone_are_swapped_into_named_tables() -> None:
