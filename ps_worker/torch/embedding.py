@@ -110,8 +110,6 @@ class Embedding(TableModule):
             )
         self.tables.require_unwritten(self.spec.name)
         unique, inverse = unique_keys(keys_of(keys))
-        if self.num_embeddings is not None:
-            self.tables.require_rows(self.spec.name)
         if self.num_embeddings is not None and unique.max(initial=0) >= self.num_embeddings:
             last, key = self.num_embeddings - 1, unique.max().view(np.int64)
             raise UsageError(f"{self!r} has no key {key}: expected 0 to {last}")

@@ -109,11 +109,9 @@ class PendingGradients:
             if grad is not None:
                 values = np.ascontiguousarray(grad.detach().cpu().numpy()[kept])
                 pending = self._tables.setdefault(table, _TableGradients())
-                own = counts
-                if counts is not None and uncounted:
+                own = counts if counts is None or uncounted else np.zeros_like(counts)
+                if uncounted:
                     self._counted.append((uncounted, uncounted.pop()))
-                elif counts is not None:
-                    own = np.zeros_like(counts)
                 pending.add(number, SparseGrad(keys, values, _EXAMPLES, own))
                 self.num_bytes += keys.nbytes + values.nbytes
                 self._count_backward()

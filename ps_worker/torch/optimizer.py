@@ -39,11 +39,9 @@ class PushOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group, whose parameters are `rows()`: so a GradScaler finds the gradients."""
-        rows = self.rows()
-        if not rows:  # else it would miss them
-            rows.append(torch.zeros(0, requires_grad=True))
-            rows[0].grad = torch.zeros(0)
-        return [_Group(params=rows)]
+        nothing = torch.zeros(0, requires_grad=True)
+        nothing.grad = torch.zeros(0)
+        return [_Group(params=self.rows() or [nothing])]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -62,21 +60,20 @@ class PushOptimizer(torch.optim.Optimizer):
     ) -> object:
         """Pushes the gradients since the last step, summed by key, and `clicked`; see `Tables.push`.
 
-        `closure` is called first, with gradients enabled; its result is returned. Where a GradScaler skips
-        the step, gradients are dropped; in sync mode the others still get this worker's part, without any.
+        `closure` is called first, with gradients enabled; its result is returned. A step that a GradScaler
+        skips pushes no gradients, and drops them.
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        scaling = self.__dict__
-        scale = scaling.get("grad_scale")  # None: they are unscaled already
-        if float(scaling.get("found_inf", 0.0)):
+        scale = self.__dict__.get("grad_scale")  # None: they are unscaled already
+        if float(self.__dict__.get("found_inf", 0.0)):
             self._tables.pending.clear()
             clicked = None
         try:
             self._tables.push(clicked=clicked, scale=1.0 if scale is None else float(scale))
         except BaseException:
-            for name in ("grad_scale", "found_inf"):  # the scaler multiplies one that is left
-                scaling.pop(name, None)
+            self.__dict__.pop("grad_scale", None)  # the scaler would multiply it
+            self.__dict__.pop("found_inf", None)
             raise
         return loss
 

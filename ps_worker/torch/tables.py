@@ -73,12 +73,9 @@ class TableModule(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Returns the entry of `state_dict`: name and shape of the table, as JSON in uint8[L]."""
-        text = json.dumps(self._identity())
-        return torch.tensor(list(text.encode()), dtype=torch.uint8)  # tools expect tensors
-
-    def _identity(self) -> dict[str, str | int]:
         keys = {} if self.num_embeddings is None else {"num_embeddings": self.num_embeddings}
-        return {"table": self.spec.name, "dim": self.spec.dim, **keys}
+        text = json.dumps({"table": self.spec.name, "dim": self.spec.dim, **keys})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)  # tools expect tensors
 
     def set_extra_state(self, state: Tensor | Mapping[str, str | int]) -> None:
         """Checks that a `state_dict` is of this table; in older ones it is a mapping. Rows come from `load`.
@@ -86,12 +83,9 @@ class TableModule(nn.Module):
         Raises CheckpointError if it is of another one.
         """
         found = json.loads(bytes(state.tolist())) if isinstance(state, Tensor) else state
-        own = self._identity()
+        own = json.loads(bytes(self.get_extra_state().tolist()))
         if found not in (own, {"table": self.spec.name, "dim": self.spec.dim}):
-            raise CheckpointError(
-                f"the state is of table {found.get('table')!r} with "
-                f"{_shape(found)}, but this module has table {self.spec.name!r} with {_shape(own)}"
-            )
+            raise CheckpointError(f"the state is of {found}, but this module is of {own}")
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -150,9 +144,7 @@ class Tables:
         self._counting = set[str]()  # tables whose rows have statistics
         self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self._is_sync)
         self._oldest_pull: Version | None = None  # since the last push
-        self.copies: dict[
-            str, tuple[Tensor, Tensor]
-        ] = {}  # by table: the last one of all rows, and they
+        self.copies: dict[str, tuple[Tensor, Tensor]] = {}  # by table: of all rows, and they
         self._num_rows: dict[str, int] = {}  # of tables of a weight
         self._filled = set[str]()  # those that have its rows, or loaded ones
         self._num_pushes = 0
@@ -228,6 +220,10 @@ class Tables:
         A key without a row reads its initial value, or zeros unless it `trains`; it gets no row.
         """
         self._require_open()
+        if self._num_rows.get(table) and table not in self._filled:
+            raise UsageError(
+                f"table {table!r} has no rows here, but in earlier tables: load() them"
+            )
         if not trains:
             answer = self._store.pull_sparse({table: keys}, missing=Missing.ZEROS, at=self._at)
             return answer.result().rows[table]
@@ -242,16 +238,8 @@ class Tables:
             copy, rows = self.copies.pop(table, (torch.empty(0), torch.empty(0)))
             if not torch.equal(copy.view(torch.uint8), rows.to(copy.dtype).view(torch.uint8)):
                 raise UsageError(
-                    f"table {table!r}: its weight is a copy of rows: write to it before attach(module)"
+                    f"{table}.weight is a copy of rows: write to it before attach(module)"
                 )
-
-    def require_rows(self, table: str) -> None:
-        """Raises UsageError if a table of a weight has none of its rows."""
-        if self._num_rows[table] and table not in self._filled:
-            raise UsageError(
-                f"table {table!r} has no rows here, as its module gave them to earlier tables: load() them, "
-                "or attach a module with its weights"
-            )
 
     def watch(
         self, table: str, keys: Keys, rows: Tensor, places: NDArray[np.int32], skipped: int | None
@@ -301,8 +289,8 @@ class Tables:
         if not sparse and not self._is_sync:
             return
         for table, keys in (clicked or {}).items():
-            if (unique := unique_keys(keys_of(keys)))[0].size:
-                sparse[table] = _with_clicks(table, sparse.get(table), *unique)
+            if (found := keys_of(keys)).size:
+                sparse[table] = _with_clicks(table, sparse.get(table), found)
         if scale != 1.0:
             factor = np.float32(1.0 / scale)
             sparse = {table: replace(g, values=g.values * factor) for table, g in sparse.items()}
@@ -316,7 +304,7 @@ class Tables:
         )
         self.pending.clear(
             are_pushed=True
-        )  # before it is sent: a push that fails may have been applied
+        )  # before it is sent, as a push that fails may be applied
         self._oldest_pull = None
         self._store.push_grad(gradients, push_id, at=self._at).result()
         self._num_pushes += 1
@@ -383,8 +371,7 @@ class Tables:
 
         Raises:
             UsageError: If this worker has pushed, or attached nothing.
-            CheckpointError: On all workers, if there is no such checkpoint, or it does not fit, as with
-                tables that are not attached.
+            CheckpointError: On all workers, if there is no such checkpoint, or it does not fit.
             ProtocolError: If another checkpoint was resumed before.
         """
         self._require_open()
@@ -392,7 +379,6 @@ class Tables:
             raise UsageError(
                 f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load it first"
             )
-
         if not self._declared:
             raise UsageError(f"{url} cannot be loaded before attach(model): attach it first")
 
@@ -428,18 +414,13 @@ class Tables:
 
     def _require_same_tables(self, found: Checkpoint) -> None:
         found.require(self._declared)
-        if others := sorted(found.tables.keys() - self._declared.keys()):
-            raise CheckpointError(
-                f"checkpoint {found.url} belongs to another model: it has table {others[0]!r}, and attached "
-                f"are only {sorted(self._declared)}"
-            )
-        for table, expected in self._num_rows.items():
-            rows = found.chain[0].manifest.num_rows(table)  # a delta has only changed ones
-            if rows != expected:
-                raise CheckpointError(
-                    f"checkpoint {found.url} has {rows} rows of table {table!r}, whose embedding has "
-                    f"{expected}: make the embedding as it was when saved"
-                )
+        whole = found.chain[0].manifest  # a delta has only changed rows
+        rows = {table: whole.num_rows(table) for table in sorted(found.tables)}
+        expected = {
+            table: self._num_rows.get(table, rows[table]) for table in sorted(self._declared)
+        }
+        if rows != expected:
+            raise CheckpointError(f"checkpoint {found.url} has rows {rows}, the model {expected}")
 
     def shrink(self) -> None:
         """Ends a pass of the rows' statistics, and removes rows by the rules of `life`; collective."""
@@ -520,16 +501,9 @@ class Tables:
         return type(None), ()
 
 
-def _shape(identity: Mapping[str, str | int]) -> str:
-    """Says what a module's entry of `state_dict` says of the table's shape."""
-    keys = f" and {n} keys" if (n := identity.get("num_embeddings")) is not None else ""
-    return f"dim {identity.get('dim')!r}{keys}"
-
-
-def _with_clicks(
-    table: str, grad: SparseGrad | None, unique: Keys, inverse: NDArray[np.int32]
-) -> SparseGrad:
+def _with_clicks(table: str, grad: SparseGrad | None, keys: Keys) -> SparseGrad:
     """Returns a gradient with the clicks of its keys; raises UsageError for a key that is none of them."""
+    unique, inverse = unique_keys(keys)
     known = np.empty(0, np.uint64) if grad is None else grad.keys
     _, own, theirs = np.intersect1d(known, unique, assume_unique=True, return_indices=True)
     if grad is None or own.size < unique.size:

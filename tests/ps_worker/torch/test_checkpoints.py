@@ -267,7 +267,9 @@ def test_state_of_another_table_is_refused() -> None:
 
     Embedding(2, table="items").load_state_dict(state)
     for other in (Embedding(2, table="words"), Embedding(3, table="items")):
-        with pytest.raises(CheckpointError, match="the state is of table 'items' with dim 2"):
+        with pytest.raises(
+            CheckpointError, match=r"the state is of {'table': 'items', 'dim': 2}, but"
+        ):
             other.load_state_dict(state)
 
 
@@ -278,7 +280,7 @@ def test_state_of_another_number_of_keys_is_refused() -> None:
     del state["weight"]  # as after an attach
     swap_embeddings(nn.Embedding(5, 2)).load_state_dict(state)
     for other in (swap_embeddings(nn.Embedding(3, 2)), Embedding(2, table="embedding")):
-        with pytest.raises(CheckpointError, match="table 'embedding' with dim 2 and 5 keys"):
+        with pytest.raises(CheckpointError, match=r"state is of .*'num_embeddings': 5}, but"):
             other.load_state_dict(state)
 
 
@@ -294,7 +296,9 @@ def test_checkpoint_of_other_tables_is_refused_both_ways(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="cannot be loaded before attach"):
             tables.load(one)
         tables.attach(Embedding(2, table="items"))
-        with pytest.raises(CheckpointError, match=r"it has table 'words', and .* only \['items'\]"):
+        with pytest.raises(
+            CheckpointError, match=r"rows {'items': 0, 'words': 0}, the model {'items': 0}"
+        ):
             tables.load(both)
         tables.load(one)
         tables.attach(Embedding(2, table="words"))
@@ -320,7 +324,7 @@ def test_checkpoint_of_another_number_of_keys_is_refused(tmp_path: Path, number:
             other = swap_embeddings(nn.Embedding(number, 2))
             before = other.weight.detach().clone()
             tables.attach(other)
-            with pytest.raises(CheckpointError, match=f"has 5 rows of .* embedding has {number}"):
+            with pytest.raises(CheckpointError, match=f"rows {{'embedding': 5}}, .*: {number}"):
                 tables.load(url)
             assert torch.equal(other.weight, before)
 
