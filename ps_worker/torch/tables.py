@@ -384,7 +384,16 @@ class Tables:
 
         def load() -> str:
             found = Checkpoint.open(url)
-            self._require_same_tables(found)
+            found.require(self._declared)
+            whole = found.chain[0].manifest  # a delta has only changed rows
+            rows = {table: whole.num_rows(table) for table in sorted(found.tables)}
+            expected = {
+                table: self._num_rows.get(table, rows[table]) for table in sorted(self._declared)
+            }
+            if rows != expected:
+                raise CheckpointError(
+                    f"checkpoint {found.url} has rows {rows}, the model {expected}"
+                )
             self._store.load(found.url, token=found.token)
             batches = found.manifest.batches
             if resume:
@@ -411,16 +420,6 @@ class Tables:
             BytesIO(saved.attachment(_STATE)), map_location="cpu", weights_only=True
         )
         return state
-
-    def _require_same_tables(self, found: Checkpoint) -> None:
-        found.require(self._declared)
-        whole = found.chain[0].manifest  # a delta has only changed rows
-        rows = {table: whole.num_rows(table) for table in sorted(found.tables)}
-        expected = {
-            table: self._num_rows.get(table, rows[table]) for table in sorted(self._declared)
-        }
-        if rows != expected:
-            raise CheckpointError(f"checkpoint {found.url} has rows {rows}, the model {expected}")
 
     def shrink(self) -> None:
         """Ends a pass of the rows' statistics, and removes rows by the rules of `life`; collective."""
