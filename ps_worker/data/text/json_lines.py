@@ -3,30 +3,28 @@ r"""Reader of JSON lines, an object a line; columns are matched by name, those i
     {"click": 1, "user": "alice", "device": {"os": "ios"}, "tags": ["a", "b"]}
     {"click": 0, "user": null, "device": null}
 
-A key that is missing has the value null. Arrow reads a block in the types of the file's first lines; a block
-with a line that these do not fit is read line by line. Both give the same keys and numbers, so that rows do
-not depend on where a block begins.
+A key that is missing has the value null. The schema alone decides how a value is read, so what a line means
+does not depend on other lines. The first lines tell names of columns and kinds of slot values.
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from pyarrow import json as arrow_json
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, did_you_mean
-from ctr_ps.ps_worker.data.columnar.column_values import flat, is_list_type, is_slot_type
+from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, is_list_type
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK
 from ctr_ps.ps_worker.data.text.text_reader import (
-    BLOCK_BYTES,
     first_block,
     line_blocks,
     line_number,
@@ -36,19 +34,64 @@ from ctr_ps.ps_worker.data.text.text_reader import (
 
 logger = logging.getLogger(__name__)
 
-_NEWLINE = np.uint8(ord("\n"))
+UNUSABLE_KEY = b"unusable"
+"""Metadata of a field of `table_of_lines`: why the reader refuses some of its values."""
+
 _HEAD_LINES = 1000
-_LONGEST = 2**63  # of integers that Arrow reads; longer ones are read as their digits
+_LONGEST = 2**63  # of integers in Arrow
+_NAMES = {
+    int: "whole numbers",
+    float: "numbers",
+    bool: "booleans",
+    str: "text",
+    list: "lists in lists",
+    dict: "objects in lists",
+}
 
 _Row = Mapping[str, Any]
+_Read = Callable[
+    [Any], Any
+]  # of a value that is not null; TypeError, ValueError, OverflowError if refused
+
+
+_Part = tuple[str, int, int]  # name of a vector, index, and width
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column to read: its keys, from the outermost object on, and its type."""
+    """A column to read."""
 
-    keys: tuple[str, ...]
+    name: str
     kind: pa.DataType
+    read: _Read
+    expected: str
+    has_lists: bool = False  # in the first lines
+    part: _Part | None = None  # where it may be in a list
+
+    def value(self, row: _Row) -> Any:
+        """Returns the value in a line; raises DataError with the fault."""
+        found = _found(row, self.name)
+        vector, index, width = self.part or ("", 0, 0)
+        whole = _found(row, vector) if self.part else None
+        if found is not None and whole is not None:
+            raise DataError(f"column {self.name!r} occurs twice, expected once")
+        try:
+            if whole is not None:
+                if not isinstance(whole, list) or len(whole) != width:
+                    raise TypeError
+                found = whole[index]
+            return None if found is None else self.read(found)
+        except (TypeError, ValueError, OverflowError) as error:
+            name, value = (self.name, found) if whole is None else (vector, whole)
+            text = shown(json.dumps(value).encode())
+            raise DataError(f"column {name!r} is {text}, expected {self.expected}") from error
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """Returns values as the decoder takes them: of a slot all as lists if some are."""
+        if not self.has_lists and not any(isinstance(each, list) for each in values):
+            return pa.array(values, self.kind)
+        lists = [each if each is None or isinstance(each, list) else [each] for each in values]
+        return pa.array(lists, pa.list_(self.kind))
 
 
 class JsonReader(ColumnReader):
@@ -58,191 +101,207 @@ class JsonReader(ColumnReader):
         return line_splits(path, num_splits)
 
     def fields(self, path: str) -> pa.Schema:
-        return _table(_head_of(path)).schema
+        return table_of_lines(_head_of(path)).schema
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
-        head = _head_of(path)
-        seen = _table(head).schema
-        plain, names = seen.names, flat(seen, schema.vectors).names
-        absent = [name for name in schema.features if name not in names]
-        for name in absent if head else ():
-            hint = did_you_mean(name, names)
+        seen = self.fields(path)
+        parts = {
+            f"{v}[{i}]": (v, i, width) for v, width in schema.vectors.items() for i in range(width)
+        }
+        absent = [n for n in schema.features if not {n, parts.get(n, (n,))[0]} & {*seen.names}]
+        for name in absent if len(seen) else ():
+            hint = did_you_mean(name, seen.names)
             logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
-        found = {name: _column_of(name, head, schema) for name in (*plain, *absent)}
-        fields = pa.schema([(name, found[name].kind) for name in (*plain, *absent)])
+        names = dict.fromkeys([*seen.names, *schema.features])
+        # Without types: a value has that of its column's use.
+        fields = pa.schema([(name, pa.null()) for name in names])
         decoder = Decoder(path, fields, schema, self._bad_rows, partial(line_number, path))
-        read = {name: found[name] for name in decoder.columns.stored}
+        lists = {each.name for each in seen if is_list_type(each.type)}
+        columns = [
+            _column_of(name, schema, lists, parts.get(name)) for name in decoder.columns.names
+        ]
         for block, position in line_blocks(split, offset):
-            rows, starts, faults = _read(block, read)
-            for start, fault in faults:
-                self._bad_rows.add(path, partial(line_number, path, position + start), fault)
-            if len(rows):
-                yield decoder.decode(rows, position + starts)
+            rows, starts, start = [], [], position
+            for line in block.tobytes().split(b"\n")[:-1]:
+                try:
+                    if (row := _row_of(line)) is None:
+                        raise DataError(f"not a JSON object: {shown(line.rstrip())}")
+                    rows.append([column.value(row) for column in columns])
+                    starts.append(start)
+                except DataError as error:
+                    self._bad_rows.add(path, partial(line_number, path, start), str(error))
+                start += len(line) + 1
+            if rows:
+                values = zip(columns, zip(*rows, strict=True), strict=True)
+                arrays = {column.name: column.array(each) for column, each in values}
+                batch = pa.RecordBatch.from_pydict(arrays)
+                yield decoder.decode(batch, np.array(starts, np.int64))
 
 
-def table_of_lines(lines: Sequence[bytes]) -> pa.Table:
-    """Returns all columns of lines, of mixed types as text; of lines that are no objects null."""
-    return _table([_row_of(line) or {} for line in lines])
+def table_of_lines(lines: Sequence[bytes], names: Sequence[str] | None = None) -> pa.Table:
+    """Returns columns of lines, None: all; of mixed types as text; of lines that are no objects null."""
+    found, faults = _columns_in([_row_of(line) or {} for line in lines])
+    columns, fields = [], []
+    for name in found if names is None else names:
+        values = found.get(name, [None] * len(lines))
+        kind, why = _type_of(values)
+        why = faults.get(name, why)
+        columns.append(pa.array(_converted(values, kind), kind))
+        fields.append(pa.field(name, kind, metadata={UNUSABLE_KEY: why} if why else None))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _found(row: _Row, keys: Sequence[str], *, is_strict: bool = False) -> Any:
-    """Returns a value in an object; None if it or an object around it is missing.
-
-    If strict, raises TypeError for another value in the place of an object.
-    """
-    value: Any = row
-    for key in keys:
-        if is_strict and not isinstance(value, dict | None):
-            raise TypeError
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _table(rows: Sequence[_Row]) -> pa.Table:
-    table = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        try:
-            table[name] = pa.array(values)
-        except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-            texts = [None if each is None else str(each) for each in values]
-            table[name] = pa.array([each and each.encode(errors="replace") for each in texts])
-    return flat(pa.table(table))
+def _column_of(name: str, schema: Schema, lists: Collection[str], part: _Part | None) -> _Column:
+    """Returns how to read a column by its use; `lists` are those with lists in the first lines."""
+    dense = [column.name for column in schema.dense]
+    if name in (schema.id, schema.group) or (name in schema.slots and name in dense):
+        return _Column(name, pa.binary(), _text, "text or a whole number")
+    if name in schema.slots:
+        separator = schema.split.get(name, "").encode()
+        expected = "text or a whole number, or a list of these"
+        has_lists = name in lists or bool(separator)
+        return _Column(name, pa.binary(), partial(_slot, separator), expected, has_lists)
+    if part:
+        expected = f"a list of {part[2]} numbers"
+        return _Column(name, pa.float64(), _number, expected, part=part)
+    if name in (*dense, schema.weight):
+        return _Column(name, pa.float64(), _number, "a number")
+    return _Column(name, pa.float64(), _label, "0 or 1")
 
 
-def _head_of(path: str) -> list[_Row]:
-    lines = first_block(path).tobytes().split(b"\n")[:_HEAD_LINES]
-    rows = [row for line in lines if (row := _row_of(line)) is not None]
-    if not rows and any(lines):
-        raise DataError(
-            f"{path}: its first line is {shown(lines[0])}, but JSON is read as one object a line: "
-            "write it so, as pandas does with to_json(orient='records', lines=True)"
-        )
-    return rows
+def _found(row: _Row, name: str) -> Any:
+    """Returns the value of a name, dotted in objects; None without one. Raises DataError if there are two."""
+    if "." not in name:
+        return row.get(name)
+    found = [*_values(row, name)]
+    inside = [value for is_inside, value in found if is_inside]
+    if len(inside) > 1:
+        raise DataError(f"column {name!r} occurs twice, expected once")
+    if found and not inside:
+        text = shown(json.dumps(found[0][1]).encode())
+        raise DataError(f"column {name!r} lies in {text}, expected an object")
+    return inside[0] if inside else None
 
 
-def _column_of(name: str, head: Sequence[_Row], schema: Schema) -> _Column:
-    is_key = any(name in row for row in head)
-    keys = (name,) if is_key else tuple(name.split("."))
-    values = [_found(row, keys) for row in head]
-    has_lists = any(isinstance(each, list) for each in values)
-    kinds = {
-        type(each)
-        for value in values
-        for each in (value if isinstance(value, list) else [value])
-        if type(each) is not int or -_LONGEST <= each < _LONGEST
-    }
-    if name in (*schema.slots, schema.id, schema.group):
-        kind = pa.int64() if kinds - {type(None)} == {int} else pa.string()
-        return _Column(keys, pa.list_(kind) if has_lists else kind)
-    is_number = name == schema.weight or any(name == each.name for each in schema.dense)
-    if bool in kinds and kinds <= {bool, type(None)}:
-        return _Column(keys, pa.bool_())
-    if has_lists:
-        return _Column(keys, pa.list_(pa.float64()))
-    if is_number or float in kinds:
-        return _Column(keys, pa.float64())
-    return _Column(keys, pa.string() if str in kinds else pa.int64())
+def _values(row: _Row, name: str) -> Iterator[tuple[bool, Any]]:
+    """Yields the values of a name, and with False other values than objects around it."""
+    if name in row:
+        yield True, row[name]
+    dot = name.find(".")
+    while dot >= 0:
+        around = row.get(name[:dot])
+        if isinstance(around, dict):
+            yield from _values(around, name[dot + 1 :])
+        elif around is not None:
+            yield False, around
+        dot = name.find(".", dot + 1)
 
 
-def _read(
-    block: NDArray[np.uint8], columns: Mapping[str, _Column]
-) -> tuple[pa.RecordBatch, NDArray[np.int64], list[tuple[int, str]]]:
-    """Returns the rows of good lines, the starts of these int64[n], and start and fault of the others."""
-    ends = np.flatnonzero(block == _NEWLINE) + 1
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    if (found := _read_at_once(block, columns)) is not None and len(found) == len(starts):
-        return found, starts, []
-    text = block.tobytes()
-    rows, kept, faults = [], [], list[tuple[int, str]]()
-    for start, stop in zip(starts.tolist(), ends.tolist(), strict=True):
-        try:
-            rows.append(_values_in(text[start:stop].rstrip(), columns))
-            kept.append(start)
-        except DataError as error:
-            faults.append((start, str(error)))
-    by_column = zip(*rows, strict=True) if rows else [()] * len(columns)
-    arrays = map(pa.array, by_column, [_wide(each.kind) for each in columns.values()])
-    return pa.RecordBatch.from_arrays([*arrays], [*columns]), np.array(kept, np.int64), faults
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
 
 
-def _values_in(line: bytes, columns: Mapping[str, _Column]) -> list[Any]:
-    """Returns the values of a line; raises DataError with its fault."""
-    if (row := _row_of(line)) is None:
-        raise DataError(f"not a JSON object: {shown(line)}")
-    values = []
-    for name, column in columns.items():
-        try:
-            value = _found(row, column.keys, is_strict=True)
-            values.append(_plain(value, column.kind))
-        except (TypeError, ValueError, OverflowError) as error:
-            what = "text or a whole number" if is_slot_type(column.kind) else "a number"
-            many = ", or a list of these" if is_list_type(column.kind) else ""
-            text = shown(json.dumps(row.get(column.keys[0])).encode())
-            raise DataError(f"column {name!r} is {text}, expected {what}{many}") from error
-    return values
+def _label(value: Any) -> float:
+    is_text = isinstance(value, str) and re.fullmatch(NUMBER, value, re.ASCII)
+    if (label := float(value) if is_text else _number(value)) not in (0, 1):
+        raise ValueError
+    return label
 
 
-def _read_at_once(
-    block: NDArray[np.uint8], columns: Mapping[str, _Column]
-) -> pa.RecordBatch | None:
-    """Returns the rows as Arrow reads them; None if a line does not fit."""
-    tree: dict[str, Any] = {}
-    for column in columns.values():
-        *parents, last = column.keys
-        node = tree
-        for key in parents:
-            if not isinstance(node := node.setdefault(key, {}), dict):
-                return None  # a value in some rows, an object in others
-        node[last] = column.kind
-    try:
-        table = arrow_json.read_json(
-            pa.py_buffer(block),
-            read_options=arrow_json.ReadOptions(use_threads=False, block_size=2 * BLOCK_BYTES),
-            parse_options=arrow_json.ParseOptions(
-                explicit_schema=pa.schema(_fields(tree)), unexpected_field_behavior="ignore"
-            ),
-        )
-    except pa.ArrowInvalid:
-        return None
-    return flat(table.combine_chunks().to_batches()[0]) if len(table) else None
-
-
-def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
-    return [
-        pa.field(key, pa.struct(_fields(each)) if isinstance(each, dict) else each)
-        for key, each in tree.items()
-    ]
-
-
-def _row_of(line: bytes) -> _Row | None:
-    # As Arrow, which does not look at what is no UTF-8.
-    try:
-        row = json.loads(line.decode(errors="surrogateescape"))
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Returns a value for an array of `_wide(kind)`; TypeError or ValueError if it does not fit."""
-    if value is None:
-        return None
-    if is_list_type(kind):
-        values = value if isinstance(value, list) else [value]
-        return [_plain(each, kind.value_type) for each in values]
-    if not is_slot_type(kind):
-        if isinstance(value, str):
-            raise TypeError
-        return float(value)
+def _text(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return str(value).encode(errors="surrogateescape")
 
 
-def _wide(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of all values that a column may have."""
+def _slot(separator: bytes, value: Any) -> bytes | list[bytes | None] | None:
+    if isinstance(value, list):
+        return [None if each is None else _text(each) for each in value]
+    text = _text(value)
+    if not separator or not isinstance(value, str):
+        return text
+    # As `split_texts`.
+    return [each for each in text.split(separator) if each] if text else None
+
+
+def _head_of(path: str) -> list[bytes]:
+    lines = first_block(path).tobytes().split(b"\n")[:-1][:_HEAD_LINES]
+    if lines and all(_row_of(line) is None for line in lines):
+        raise DataError(
+            f"{path}: its first line is {shown(lines[0])}, but JSON is read as one object a line: "
+            "write it so, as pandas does with to_json(orient='records', lines=True)"
+        )
+    return lines
+
+
+def _row_of(line: bytes) -> _Row | None:
+    # Slots take bytes that are no UTF-8, as in other formats.
+    text = line.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _columns_in(rows: Sequence[_Row]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Returns values by dotted name, None where a row has none, and by name why a reader refuses some."""
+    found, objects = dict[str, list[Any]](), set[str]()
+    faults, last = dict[str, str](), dict[str, int]()
+    for place, row in enumerate(rows):
+        todo = [*row.items()][::-1]
+        while todo:
+            name, value = todo.pop()
+            if isinstance(value, dict):
+                objects.add(name)
+                todo += [(f"{name}.{key}", each) for key, each in reversed(value.items())]
+                continue
+            if last.get(name) == place:
+                faults[name] = "it occurs twice in a row"
+            last[name] = place
+            found.setdefault(name, [None] * len(rows))[place] = value
+    for name in objects & found.keys():
+        if all(value is None for value in found[name]):
+            del found[name]
+            continue
+        for each in found:
+            if each == name or each.startswith(f"{name}."):
+                faults[each] = f"{name!r} is an object in some rows, and none in others"
+    return {_writable(name): values for name, values in found.items()}, faults
+
+
+def _type_of(values: Sequence[Any]) -> tuple[pa.DataType, str]:
+    """Returns the type of the values of a column, and why a reader refuses some of them, or ""."""
+    lists = [value for value in values if isinstance(value, list)]
+    single = [value for value in values if value is not None and not isinstance(value, list)]
+    items = [*single, *(each for value in lists for each in value if each is not None)]
+    kinds, why = {*map(type, items)}, ""
+    if kinds == {int} and all(-_LONGEST <= each < _LONGEST for each in items):
+        kind = pa.int64()
+    elif kinds <= {int, str}:
+        kind = pa.string() if kinds else pa.null()
+    elif kinds <= {int, float, bool} and not (lists and single):
+        kind = pa.bool_() if kinds == {bool} else pa.float64()
+    else:
+        kind, why = (
+            pa.string(),
+            f"mixed values: {', '.join(sorted(_NAMES[each] for each in kinds))}",
+        )
+        why += ", some in lists" if lists and single else ""
+    return pa.list_(kind) if lists else kind, why
+
+
+def _converted(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
     if is_list_type(kind):
-        return pa.list_(_wide(kind.value_type))
-    return pa.binary() if is_slot_type(kind) else pa.float64()
+        lists = (each if each is None or isinstance(each, list) else [each] for each in values)
+        return [each and _converted(each, kind.value_type) for each in lists]
+    convert: Any = {pa.string(): lambda each: _writable(str(each)), pa.float64(): float}.get(kind)
+    return [each if each is None or convert is None else convert(each) for each in values]
+
+
+def _writable(text: str) -> str:
+    """Returns text that Arrow takes: what is no Unicode becomes "?"."""
+    return text.encode(errors="replace").decode()
