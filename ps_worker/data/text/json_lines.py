@@ -278,18 +278,16 @@ def _type_of(values: Sequence[Any]) -> tuple[pa.DataType, str]:
     lists = [value for value in values if isinstance(value, list)]
     single = [value for value in values if value is not None and not isinstance(value, list)]
     items = [*single, *(each for value in lists for each in value if each is not None)]
-    kinds, why = {*map(type, items)}, ""
-    if kinds == {int} and all(-_LONGEST <= each < _LONGEST for each in items):
+    kinds, kind, why = {*map(type, items)}, pa.string(), ""
+    is_short = all(-_LONGEST <= each < _LONGEST for each in items if type(each) is int)
+    if not kinds:
+        kind = pa.null()
+    elif kinds == {int} and is_short:
         kind = pa.int64()
-    elif kinds <= {int, str}:
-        kind = pa.string() if kinds else pa.null()
-    elif kinds <= {int, float, bool} and not (lists and single):
+    elif kinds <= {int, float, bool} and kinds != {int} and is_short and not (lists and single):
         kind = pa.bool_() if kinds == {bool} else pa.float64()
-    else:
-        kind, why = (
-            pa.string(),
-            f"mixed values: {', '.join(sorted(_NAMES[each] for each in kinds))}",
-        )
+    elif not kinds <= {int, str}:
+        why = f"mixed values: {', '.join(sorted(_NAMES[each] for each in kinds))}"
         why += ", some in lists" if lists and single else ""
     return pa.list_(kind) if lists else kind, why
 

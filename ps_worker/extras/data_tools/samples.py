@@ -23,7 +23,7 @@ from ctr_ps.ps_worker.data.files.listing import size_of
 from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, header_hint, reader_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
-from ctr_ps.ps_worker.data.text.json_lines import table_of_lines
+from ctr_ps.ps_worker.data.text.json_lines import UNUSABLE_KEY, table_of_lines
 from ctr_ps.ps_worker.data.text.text_reader import first_block, line_blocks, line_splits
 
 SAMPLE_ROWS = 200_000
@@ -67,6 +67,10 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
     # Without a single usable column rows cannot even be counted.
     pieces = [_pieces(path, names, format, SAMPLE_ROWS // len(chosen)) for path in chosen]
     tables = [table for piece in pieces for table in piece.tables]
+    for field in [field for table in tables for field in table.schema]:
+        if why := (field.metadata or {}).get(UNUSABLE_KEY):
+            unusable[field.name] = why.decode()
+    names = [name for name in names if name not in unusable]
     num_rows = sum(len(table) for table in tables)
     if not num_rows:
         raise DataError(f"no rows in {counted(len(files), 'file')}: {', '.join(files[:3])}")
@@ -181,7 +185,7 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
     if kind == "json":
         pieces = _text_pieces(path, num_rows, _json_rows)
         lines = [line for table in pieces.tables for line in table["line"].to_pylist()]
-        return replace(pieces, tables=[table_of_lines(lines)] if lines else [])
+        return replace(pieces, tables=[table_of_lines(lines, names)] if lines else [])
     return _columnar_pieces(path, kind, names, num_rows)
 
 
