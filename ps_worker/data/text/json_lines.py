@@ -11,8 +11,10 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -86,12 +88,30 @@ class _Column:
             text = shown(json.dumps(value).encode())
             raise DataError(f"column {name!r} is {text}, expected {self.expected}") from error
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
-        """Returns values as the decoder takes them: of a slot all as lists if some are."""
+    def array(self, rows: Sequence[_Row], faults: dict[int, str]) -> pa.Array:
+        """Returns the values of lines, of a slot lists if some are; adds the first fault of a line."""
+        if not self.part and "." not in self.name:
+            values = [row.get(self.name) for row in rows]
+            if {*map(type, values)} <= self.ready:
+                with suppress(UnicodeEncodeError):
+                    return pa.array(values, self.kind)
+        values = [None] * len(rows)
+        for place, row in enumerate(rows):
+            try:
+                values[place] = self.value(row)
+            except DataError as error:
+                faults.setdefault(place, str(error))
         if not self.has_lists and not any(isinstance(each, list) for each in values):
             return pa.array(values, self.kind)
         lists = [each if each is None or isinstance(each, list) else [each] for each in values]
         return pa.array(lists, pa.list_(self.kind))
+
+    @property
+    def ready(self) -> set[type]:
+        """Types of values that Arrow takes as they are."""
+        if self.has_lists or self.read is _label:
+            return {NoneType}
+        return {NoneType, float if self.read is _number else str}
 
 
 class JsonReader(ColumnReader):
@@ -122,21 +142,22 @@ class JsonReader(ColumnReader):
             _column_of(name, schema, lists, parts.get(name)) for name in decoder.columns.names
         ]
         for block, position in line_blocks(split, offset):
-            rows, starts, start = [], [], position
-            for line in block.tobytes().split(b"\n")[:-1]:
-                try:
-                    if (row := _row_of(line)) is None:
-                        raise DataError(f"not a JSON object: {shown(line.rstrip())}")
-                    rows.append([column.value(row) for column in columns])
-                    starts.append(start)
-                except DataError as error:
-                    self._bad_rows.add(path, partial(line_number, path, start), str(error))
-                start += len(line) + 1
-            if rows:
-                values = zip(columns, zip(*rows, strict=True), strict=True)
-                arrays = {column.name: column.array(each) for column, each in values}
-                batch = pa.RecordBatch.from_pydict(arrays)
-                yield decoder.decode(batch, np.array(starts, np.int64))
+            lines = block.tobytes().split(b"\n")[:-1]
+            starts = position + np.cumsum([0, *(len(line) + 1 for line in lines)])[:-1]
+            found = [*map(_row_of, lines)]
+            faults = {
+                place: f"not a JSON object: {shown(lines[place].rstrip())}"
+                for place, row in enumerate(found)
+                if row is None
+            }
+            rows = [row or {} for row in found]
+            arrays = [column.array(rows, faults) for column in columns]
+            for place, fault in sorted(faults.items()):
+                self._bad_rows.add(path, partial(line_number, path, int(starts[place])), fault)
+            good = [place for place in range(len(rows)) if place not in faults]
+            if good:
+                batch = pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+                yield decoder.decode(batch.take(pa.array(good)) if faults else batch, starts[good])
 
 
 def table_of_lines(lines: Sequence[bytes], names: Sequence[str] | None = None) -> pa.Table:
