@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, DataError
 from ctr_ps.ps_worker.data.blocks import joined
@@ -189,6 +190,85 @@ def test_kinds_of_values_are_those_of_the_first_lines(tmp_path: Path) -> None:
     assert not values.has_lists("user")
     assert values.meaning("user").number_fault
     assert numbers.meaning("user").whole_number == "digits"
+
+
+NESTED = Schema(
+    dense=tuple(DenseColumn(name=f"v[{index}]") for index in range(2)),
+    slots=("a.b.c", "d.e.f", "tags", "codes"),
+    split={"codes": ","},
+    label="click",
+)
+
+
+def batch_of(data: Any, **options: Any) -> tuple[Batch, int]:
+    """Returns the rows of `NESTED`, and the number of malformed ones."""
+    files, format = opened(data, NESTED, None)
+    dataset = QueueDataset(NESTED, batch_size=9999, format=format, **options)
+    dataset.set_filelist(files)
+    (batch,) = dataset
+    return batch, dataset.bad_rows
+
+
+def test_lists_and_vectors_that_begin_late_are_those_of_parquet(tmp_path: Path) -> None:
+    early = {"click": 0, "a.b": {"c": "x"}, "d": {"e.f": "y"}, "tags": None, "v": None}
+    late = {**early, "tags": ["p", None, "ü"], "v": [1.5, 2.0], "codes": "p,,q"}
+    rows = [{"codes": "", **early}] * 1200 + [late, {**late, "tags": [], "codes": ","}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+
+    (found, bad), (other, _) = (
+        batch_of(str(path)) for path in (write(tmp_path, rows), tmp_path / "rows.parquet")
+    )
+
+    assert bad == 0
+    np.testing.assert_array_equal(found.dense, other.dense)
+    np.testing.assert_array_equal(found.keys, other.keys)
+    np.testing.assert_array_equal(found.offsets, other.offsets)
+    keys_of_late = found.keys[found.offsets[4 * 1200] : found.offsets[4 * 1201]].tolist()
+    texts = [(1, "x"), (2, "y"), (3, "p"), (3, ""), (3, "ü"), (4, "p"), (4, "q")]
+    assert keys_of_late == [key_of(slot, each.encode()) for slot, each in texts]
+    assert found.dense[-1].tolist() == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("num_before", [0, 1200])
+def test_odd_rows_alone_are_malformed(
+    tmp_path: Path, num_before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {"click": 1, "a": {"b.c": "x"}, "tags": [1, "b"], "v": [1, 2]}
+    odd = [
+        {**good, "v": ["x", 2]},
+        {**good, "v": 3},
+        {**good, "v": [1]},
+        {**good, "v[0]": 1},
+        {**good, "a.b": {"c": "z"}},
+        {**good, "a": 7},
+        {**good, "tags": [1.5]},
+        {**good, "click": [1]},
+        '{"click": 1} {"click": 1}',
+        "",
+    ]
+    fine = [{**good, "click": each, "\ud800": 1} for each in (True, 1.0, "1")]
+    path = write(tmp_path, [*[good] * num_before, *fine, *odd, good])
+
+    with caplog.at_level(logging.WARNING):
+        rows, bad = batch_of(str(path), bad_row_limit=len(odd))
+
+    first = num_before + len(fine) + 1
+    assert (rows.size, bad) == (num_before + 4, len(odd))
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1.0] * rows.size
+    places = [each.rpartition("place=")[2] for each in caplog.messages if "place=" in each]
+    assert places == [str(first + index) for index in range(5)]  # later ones are not logged
+    with pytest.raises(BadRowError, match=f":{first + len(odd) - 1}: not a JSON object: ''"):
+        batch_of(str(path), bad_row_limit=len(odd) - 1)
+
+
+def test_kinds_of_a_slot_with_lists_in_some_rows_are_lists_of_its_values(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"user": 7, "tags": each} for each in (1, [], None, [2, 3])])
+
+    values = values_of_files([str(path)], SCHEMA, None)
+
+    assert values.has_lists("tags")
+    assert values.meaning("tags").whole_number == "digits"
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "feather", "orc"])

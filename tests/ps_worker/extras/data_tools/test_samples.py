@@ -120,3 +120,32 @@ def test_rows_of_text_are_estimated_by_the_bytes_that_the_sample_takes_of_a_file
 
     assert not sample.is_complete
     assert sample.total_rows == pytest.approx(100_000, rel=0.1)
+
+
+def test_columns_of_json_that_the_reader_refuses_are_unusable(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"click": 0, "x": 1.5, "y": 1, "device": {"os": "a"}, "z": [1]}\n'
+        '{"click": true, "x": "a", "y": "b", "device": "c", "z": 2}\n'
+        '{"click": 1, "x": null, "device": null, "z": null}\n'
+    )
+
+    sample = sample_of([str(path)])
+
+    assert {name: array.to_pylist() for name, array in sample.columns.items()} == {
+        "click": [0.0, 1.0, 1.0],
+        "y": ["1", "b", None],
+        "z": [[1], [2], None],
+    }
+    assert sample.unusable["x"] == "mixed values: numbers, text"
+    assert set(sample.unusable) == {"x", "device", "device.os"}
+
+
+def test_columns_of_json_that_sampled_lines_lack_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", 8)
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"click": 0}\n{"click": 1, "x": "a"}\n' + '{"click": 0}\n' * 500)
+
+    assert sample_of([str(path)]).columns["x"].null_count == 8
