@@ -134,8 +134,8 @@ class JsonReader(ColumnReader):
             hint = did_you_mean(name, seen.names)
             logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
         names = dict.fromkeys([*seen.names, *schema.features])
-        # Without types: a value has that of its column's use.
-        fields = pa.schema([(name, pa.null()) for name in names])
+        # Names only: of any type but lists, so that vectors are the columns of their numbers.
+        fields = pa.schema([(name, pa.binary()) for name in names])
         decoder = Decoder(path, fields, schema, self._bad_rows, partial(line_number, path))
         lists = {each.name for each in seen if is_list_type(each.type)}
         columns = [
