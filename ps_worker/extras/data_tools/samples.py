@@ -1,6 +1,7 @@
 """Samples of files with named columns (`formats.NAMED`): rows from all over the files."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
+from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
 from ctr_ps.ps_worker.data.columnar.column_values import flat, without_views
 from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
@@ -179,8 +180,8 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
         return _Pieces([], 0.0, True)
     kind = format or format_of(path)
     if kind == "csv":
-        # Every column as a slot: the reader gives their bytes.
-        reader = CsvReader(slots_only(names), silent_bad_rows())
+        # Every column as a slot: the reader gives their bytes, and logs malformed rows.
+        reader = CsvReader(slots_only(names), BadRows(sys.maxsize))
         return _text_pieces(path, num_rows, partial(_csv_rows, reader, names))
     if kind == "json":
         pieces = _text_pieces(path, num_rows, _json_rows)

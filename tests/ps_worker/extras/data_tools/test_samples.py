@@ -149,3 +149,18 @@ def test_columns_of_json_that_sampled_lines_lack_are_missing(
     path.write_text('{"click": 0}\n{"click": 1, "x": "a"}\n' + '{"click": 0}\n' * 500)
 
     assert sample_of([str(path)]).columns["x"].null_count == 8
+
+
+def test_malformed_rows_that_a_sample_leaves_out_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('click,note\n1,a\n0,"two\nlines"\n1,b\n0,"two\nlines"\n')
+
+    sample = sample_of([str(path)])
+
+    assert sample.num_rows == 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 4  # each half of a row
+    assert "skipped a malformed row: a quote is not closed" in messages[0]
+    assert messages[0].endswith(f"file={path} place=3")
