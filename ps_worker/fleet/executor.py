@@ -42,8 +42,7 @@ class Executor:
     @called_as(
         "executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)",
         paddle=_OF_PADDLE,
-        instead=": logging.basicConfig(level=logging.INFO) shows loss and AUC, fetch_handler= gets them; "
-        "threads are those of the dataset",
+        instead=": threads are those of the dataset",
     )
     def train_from_dataset(
         self,
@@ -51,6 +50,7 @@ class Executor:
         *,
         fetch_handler: FetchHandler | None = None,
         fetch_period: float = 5.0,
+        fetch_list: object = None,
         start: DataPosition | None = None,
     ) -> None:
         """Trains once on each batch of a dataset, with the dataset's `thread_num` threads.
@@ -60,6 +60,7 @@ class Executor:
             fetch_handler: Called every few seconds, and once more at the end, with `fleet.Fetched`; what it
                 raises ends training.
             fetch_period: Seconds between two of its calls.
+            fetch_list: As in Paddle: with anything in it and without a handler, loss and AUC are printed.
             start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to resume, as
                 `fleet.data_position()` says; None: at the start of its next pass.
         """
@@ -67,6 +68,8 @@ class Executor:
             raise UsageError(
                 f"fetch_handler is {fetch_handler!r}, expected a function that gets fleet.Fetched"
             )
+        if fetch_list and fetch_handler is None:
+            fetch_handler = print
         _check_script()
         run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_DEFAULTS = {"debug": False, "print_period": 100, "thread": 0, "export_for_deployment": True}
+_DEFAULTS = {"debug": False, "thread": 0, "export_for_deployment": True}
 """Paddle's, other than None, of arguments that have no effect here."""
 
 
@@ -63,8 +63,8 @@ def called_as(
             unused = [
                 each
                 for each in foreign
-                # There is one program, and one executor.
-                if each not in ("executor", "program")
+                # There is one program, and one executor; what is fetched is printed by time.
+                if each not in ("executor", "program", "fetch_info", "print_period")
                 and foreign[each] not in (None, _DEFAULTS.get(each))
             ]
             if unused:

@@ -1,5 +1,6 @@
 """Calls and names as in Paddle are taken, or show what there is."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,10 @@ def test_call_that_is_of_neither_is_shown(
 
 
 def test_calls_of_paddle_do_what_ours_do(
-    trained: fleet.Executor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trained: fleet.Executor,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     trained.train_from_dataset(
         PROGRAM, DATASET, None, 0, False, ["auc"], fetch_info=["auc"], print_period=10
@@ -61,12 +65,12 @@ def test_calls_of_paddle_do_what_ours_do(
     fleet.save_inference_model(trained, tmp_path / "c", ["user"], [PROGRAM])  # type: ignore[call-arg, arg-type]
 
     assert metrics.examples == 16
+    assert re.fullmatch(r"examples=16 .* loss=0\.\d+ auc=.*\n", capsys.readouterr().out)
     a, b, c = (Checkpoint.open(tmp_path / each) for each in "abc")
     assert a.manifest.batches == b.manifest.batches == 4
     assert c.manifest.kind == "inference"
     told = [each.getMessage() for each in caplog.records if "without effect" in each.getMessage()]
     assert [each.split(" without")[0] for each in told] == [
-        "train_from_dataset(): fetch_list, fetch_info, print_period",
         "train_from_dataset(): thread",
         "save_persistables(): main_program",
         "save_inference_model(): feeded_var_names, target_vars",
