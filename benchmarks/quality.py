@@ -6,8 +6,8 @@
 
 Settings are varied one at a time, on the rows that are tested: what is found is the best that somebody could
 have found. The table has means over the seeds; (!) where the defaults are more than 0.002 below. Logistic
-regression is scikit-learn's, `lightgbm` needs that package; "plain" is `ctr_dnn` in PyTorch alone. How the
-modes compare says `benchmarks.bench_defaults`.
+regression is scikit-learn's, `lightgbm` needs that package; "plain" is `ctr_dnn` in PyTorch alone.
+`benchmarks.bench_defaults` compares the modes.
 """
 
 import argparse

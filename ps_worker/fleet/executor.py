@@ -4,9 +4,8 @@ import functools
 import logging
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from inspect import ismodule
-from pathlib import Path
+from contextlib import closing, suppress
+from inspect import getsource, ismodule
 from typing import Any, Literal
 
 from ctr_ps.ctr_model.batch import Batch
@@ -240,18 +239,16 @@ def distributed_optimizer(
 @functools.cache  # once a process
 def _check_script() -> None:
     """Warns of calls in the script that will fail, before an epoch is trained."""
-    script = vars(sys.modules["__main__"])
-    path = str(script.get("__file__", ""))
-    if not path.endswith(".py"):
-        return
+    script = sys.modules["__main__"]
     ours = {
         name: each
-        for name, each in script.items()
+        for name, each in vars(script).items()
         if isinstance(each, Executor)
         or (ismodule(each) and getattr(each, "init", None) == FLEET.init)
     }
-    for wrong in wrong_calls(Path(path).read_text(encoding="utf-8"), ours):
-        logger.warning("%s, %s", path, wrong)
+    with suppress(OSError, TypeError):  # of a notebook, or a file that is gone
+        for wrong in wrong_calls(getsource(script), ours):
+            logger.warning("%s, %s", getattr(script, "__file__", "the script"), wrong)
 
 
 def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:
