@@ -309,7 +309,7 @@ def _tell_of_interruptions(job: Job) -> None:
         text = "nothing is saved: checkpoint.dir is not set"
         if job.checkpoint.dir:
             try:
-                newest = resolve(job.checkpoint.dir).url
+                newest = resolve(f"{job.checkpoint.dir}/LATEST").url
                 text = (
                     f"the newest checkpoint is {newest}; resume with --set checkpoint.resume=true"
                 )

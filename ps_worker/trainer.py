@@ -50,7 +50,7 @@ from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
-from ctr_ps.ps_worker.training.evaluation.evaluator import Figures, figures
+from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, Figures, figures
 
 if TYPE_CHECKING:
     from ctr_ps.ps_worker.extras.report.importance import Importance
@@ -380,14 +380,17 @@ class Trainer(AbstractContextManager["Trainer"]):
             )
 
     def evaluate(self, data: Data) -> Figures:
-        """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
+        """Returns `auc`, `log_loss`, `accuracy`, `calibration`, the number of `test_examples`, and others.
 
+        `unknown_values` has the share of the values of a slot that the model has no weights for; a warning
+        names slots with most of them.
         Raises DataError if no row has a label; otherwise as `train`.
         """
         self._require_open()
         self._require_weights(data)
         with self._errors():
             metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
+        self._warn_of_unknown(metrics)
         if not metrics.examples:
             raise DataError("evaluate() needs labels, but no row has one: use predict()")
         return figures(metrics)
@@ -407,8 +410,15 @@ class Trainer(AbstractContextManager["Trainer"]):
         predictions: list[NDArray[np.float32]] = [none]
         batches = self._batches(data, schema, meant=self._values)
         with self._errors():
-            self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
+            found = self._run.evaluate(
+                batches, on_predictions=lambda each: predictions.append(each.copy())
+            )
+        self._warn_of_unknown(found)
         return np.concatenate(predictions)
+
+    def _warn_of_unknown(self, found: Evaluation) -> None:
+        if self._epochs_done or self._values.are_known:  # a model before training knows no values
+            found.warn_of_unknown()
 
     def importance(self, data: Data, *, rows: int = 100_000) -> "Importance":
         """Returns by how much AUC and log loss get worse when the values of a feature are permuted.

@@ -4,6 +4,7 @@
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
     BEST                      likewise, of the one with the best validation
+    FINAL                     likewise, of an ended run's final model, if that is not the newest
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -24,6 +25,7 @@ from pathlib import Path
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
+    FINAL,
     LATEST,
     MANIFEST,
     TOKEN,
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
-_UNFINISHED = re.compile(r"(?:LATEST|BEST|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
+_UNFINISHED = re.compile(r"(?:LATEST|BEST|FINAL|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -160,6 +162,8 @@ def write_latest(root: str | Path, name: str, before: str | None = None) -> None
     folder = folder_at(root)
     if before is not None:
         _require_newest(folder, name, before)
+    if folder.has(FINAL):
+        folder.remove_file(FINAL)
     _write_name(folder, LATEST, name, "latest")
 
 
@@ -211,13 +215,21 @@ def best_in(root: str | Path) -> str | None:
     return name if _is_checkpoint_in(folder, name) else None
 
 
+def write_final(root: str | Path, name: str | None) -> None:
+    """Makes `name` what the folder `root` means until the next save; None: again the latest."""
+    if name is None:
+        folder_at(root).remove_file(FINAL)
+    else:
+        _write_name(folder_at(root), FINAL, name, "final")
+
+
 def forget_best(root: str | Path) -> None:
     """Removes `BEST`; the checkpoint itself stays."""
     folder_at(root).remove_file(BEST)
 
 
 def resolve(url: str | Path) -> Folder:
-    """Returns the folder of the checkpoint `url`, of the latest one in that folder, or of `folder/BEST`.
+    """Returns the folder of the checkpoint `url`, of the final or latest one in that folder, or its BEST.
 
     Raises CheckpointError if there is none; names what is missing.
     """
@@ -233,8 +245,9 @@ def resolve(url: str | Path) -> Folder:
                 f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
                 "the path of a checkpoint, or that of the folder to use its newest one"
             )
-    if folder.has(LATEST):
-        return _resolve_name(folder, LATEST)
+    for file in (FINAL, LATEST):
+        if folder.has(file):
+            return _resolve_name(folder, file)
     if not folder.files() and not folder.folders():
         raise CheckpointError(f"no checkpoint {folder.url}: the folder is empty or does not exist")
     raise CheckpointError(
@@ -321,8 +334,8 @@ def _remove_data(target: Folder, *, keep: str) -> None:
 def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
 
-    Never removes those named by LATEST and BEST, those of kind inference, and the bases of others; 0 keeps
-    all. Returns the names of the removed ones.
+    Never removes those named by LATEST, BEST and FINAL, those of kind inference, and the bases of others; 0
+    keeps all. Returns the names of the removed ones.
     """
     if not number:
         return []
@@ -343,7 +356,9 @@ def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
 
 
 def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
-    named = [folder.read(file).decode().strip() for file in (LATEST, BEST) if folder.has(file)]
+    named = [
+        folder.read(file).decode().strip() for file in (LATEST, BEST, FINAL) if folder.has(file)
+    ]
     kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
     removed = [name for name in manifests if name in old and name not in kept]
     for name in removed:

@@ -132,8 +132,8 @@ def _newest(folder: str) -> str | None:
     Without LATEST, which is written after a checkpoint and may be missing, the manifests decide. Raises
     CheckpointError if all are unreadable: a fresh run would replace them.
     """
-    if folder_at(folder).has(LATEST):
-        return folder
+    if (root := folder_at(folder)).has(LATEST):
+        return f"{root.url}/{LATEST}"
     names = checkpoints_of_runs(folder)
     unreadable = unreadable_checkpoints(folder, names)
     if unreadable and not names:

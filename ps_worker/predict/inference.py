@@ -98,11 +98,13 @@ def infer(
             on_predictions=write,
             breakdown=breakdown,
         )
+    metrics.warn_of_unknown()
     return {
         "rows": dataset.rows,
         "bad_rows": dataset.bad_rows,
         "model_digest": checkpoint.digest_of_files(),
         **({"predictions": [task.name for task in tasks]} if (tasks := tasks_of(model)) else {}),
+        "unknown_values": metrics.unknown_values(),
         **(figures(metrics, breakdown) if metrics.examples else {"auc": None, "log_loss": None}),
     }
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.protos.errors import counted
 from ctr_ps.protos.store import Store
+from ctr_ps.ps_server.checkpoint.publish import best_in, write_final
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
@@ -53,6 +54,7 @@ class Summary:
     accuracy: float | None = None  # at threshold 0.5
     calibration: float | None = None  # predicted clicks over actual clicks
     test_examples: int | None = None  # rows evaluated
+    unknown_values: Mapping[str, float] | None = None  # share of each slot without weights
     tasks: Mapping[str, Mapping[str, object]] | None = None  # these figures, by name of a task
     # mean distance of predicted and actual click rate over `calibration_buckets`
     calibration_error: float | None = None
@@ -184,6 +186,9 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
         logger.warning("workers %s were lost: the rest of their data was not trained on", lost)
     best = training.checkpoints.best()
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None
+    if job.checkpoint.dir:
+        folder = job.checkpoint.dir
+        write_final(folder, None if final is None else best_in(folder))
     seconds = sum(each.train_seconds for each in training.passes)
     passed = sum(each.examples for each in training.passes)
     if (evaluation := _evaluation(training, final)) is not None:
@@ -228,6 +233,7 @@ def _evaluation(training: Training, final: Checkpoint | None) -> Figures | None:
             num_threads=plan.job.train.thread_num,
             breakdown=breakdown,
         )
+    metrics.warn_of_unknown()
     if not metrics.examples:
         logger.warning("nothing was evaluated: files of data.test have no rows with a label")
     evaluation = figures(metrics, breakdown)

@@ -3,6 +3,7 @@
 Its store is that of a run, or a `SavedStore`.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from threadpoolctl import threadpool_limits
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_probabilities
-from ctr_ps.ctr_model.models.model import Model, Task, tasks_of
+from ctr_ps.ctr_model.models.model import Model, Task, origin_of, tasks_of
+from ctr_ps.ctr_model.parameters import Lookups
 from ctr_ps.protos.errors import CheckpointError, GradientError, ProtocolError
 from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Values
@@ -26,6 +28,8 @@ from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown, BreakdownFigures
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
+logger = logging.getLogger(__name__)
+
 OnPredictions = Callable[[NDArray[np.float32]], None]
 
 
@@ -35,9 +39,43 @@ class Evaluation(ClickMetrics):
     `tasks` has the metrics of each task by name; empty for a model of one label.
     """
 
-    def __init__(self, tasks: Sequence[Task] = ()) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.tasks = {task.name: ClickMetrics() for task in tasks}
+        self.tasks = {task.name: ClickMetrics() for task in tasks_of(model)}
+        self._model = model
+        self._values: dict[str, NDArray[np.int64]] = {}  # by table
+
+    def count_unknown(self, lookups: Lookups) -> None:
+        """Adds to the numbers of values of each slot, and of those without a row, which reads zeros."""
+        for name, lookup in lookups.items():
+            slots = np.arange(lookup.offsets.size - 1) % lookup.num_slots
+            slots = np.repeat(slots, np.diff(lookup.offsets))
+            is_unknown = ~np.any(lookup.rows, axis=1)[lookup.inverse]
+            counts = self._values.setdefault(name, np.zeros((2, lookup.num_slots), np.int64))
+            counts[0] += np.bincount(slots, minlength=lookup.num_slots)
+            counts[1] += np.bincount(slots[is_unknown], minlength=lookup.num_slots)
+
+    def unknown_values(self) -> dict[str, float]:
+        """Returns the share of the values of a slot that no table has weights for, if there are some."""
+        origin = origin_of(self._model)
+        shares: dict[str, float] = {}
+        for table in self._model.tables:
+            values, unknown = self._values.get(table.name, np.zeros((2, 0), np.int64)).tolist()
+            plain = range(len(values) - len(table.crosses)) if table.slots is None else table.slots
+            for slot, total, count in zip(plain, values, unknown, strict=False):
+                name = f"slot {slot + 1}" if origin is None else origin.schema.slots[slot]
+                share = round(count / max(total, 1), 4)
+                shares[name] = min(shares.get(name, share), share)
+        return {name: share for name, share in shares.items() if share}
+
+    def warn_of_unknown(self) -> None:
+        """Logs the slots most of whose values are unknown."""
+        if most := {name: share for name, share in self.unknown_values().items() if share > 0.5}:
+            logger.warning(
+                "most values of slots are unknown to the model: %s; are they written as in the data that it "
+                "was trained on? '684' and '684.0' are two values",
+                ", ".join(f"{share:.1%} of {name!r}" for name, share in most.items()),
+            )
 
 
 def evaluate(
@@ -62,7 +100,7 @@ def evaluate(
     store.pull_dense({DENSE_BLOCK: params}).result()
     workspace = model.workspace(batch_size)
     tasks = tasks_of(model)
-    metrics = Evaluation(tasks)
+    metrics = Evaluation(model)
     with threadpool_limits(limits=num_threads, user_api="blas"):
         for batch in batches:
             keys = keys_of_batch(batch, model.tables)
@@ -70,6 +108,7 @@ def evaluate(
                 workspace = model.workspace(batch.size)
             rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
             lookups = keys.lookups(rows)
+            metrics.count_unknown(lookups)
             with errors_with_shapes(model, "predict", batch, lookups):
                 predictions = model.predict(params, batch, lookups, workspace)
             require_probabilities("predict", predictions, batch, len(tasks))
@@ -98,7 +137,8 @@ class Figures(BreakdownFigures):
 
 def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> Figures:
     """Returns the figures of an evaluation."""
-    tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
+    whole = metrics if isinstance(metrics, Evaluation) else None
+    tasks = {} if whole is None else whole.tasks
     found: dict[str, object] = {
         "auc": metrics.auc(),
         "log_loss": metrics.log_loss(),
@@ -106,6 +146,7 @@ def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> Figure
         "accuracy": metrics.accuracy(),
         "calibration": metrics.calibration(),
         "test_examples": metrics.examples,
+        **({} if whole is None else {"unknown_values": whole.unknown_values()}),
         **({} if breakdown is None else breakdown.figures()),
     }
     if any(of_task.examples for of_task in tasks.values()):

@@ -18,6 +18,7 @@ from ctr_ps.ps_server.checkpoint.publish import (
     require_writable,
     resolve,
     write_best,
+    write_final,
     write_latest,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
@@ -329,6 +330,19 @@ def test_best_and_latest_can_stand_behind_the_folder(tmp_path: Path) -> None:
     assert best_in(tmp_path) == "epoch-1"
     assert resolve(f"{tmp_path}/BEST") == LocalFolder(tmp_path / "epoch-1")
     assert resolve(f"{tmp_path}/LATEST") == resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
+
+
+def test_folder_is_its_final_model_until_the_next_save(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "epoch-1")
+    NEW.save(tmp_path / "epoch-2")
+    write_latest(tmp_path, "epoch-2")
+
+    write_final(tmp_path, "epoch-1")
+    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
+    assert resolve(f"{tmp_path}/LATEST") == LocalFolder(tmp_path / "epoch-2")
+
+    write_latest(tmp_path, "epoch-2")
+    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
 
 
 def test_checkpoint_may_have_the_name_of_the_best(tmp_path: Path) -> None:

@@ -161,3 +161,24 @@ def test_output_is_compressed_as_its_name_says(model: str, tmp_path: Path) -> No
 def test_output_that_cannot_be_is_refused(model: str, output: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--output: cannot write"):
         infer(model, [f"{tmp_path}/test/*"], output=tmp_path / output)
+
+
+def test_values_that_the_model_does_not_know_are_counted_by_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As numbers with a decimal point, which pandas writes beside missing ones, are others than without."""
+    (tmp_path / "schema.toml").write_text(
+        'hash_version = 1\nlabel = "click"\nslots = ["user", "item"]\ndense = []\n'
+    )
+    (tmp_path / "train.csv").write_text("user,item,click\n" + "7,a,1\n8,b,0\n" * 8)
+    (tmp_path / "new.csv").write_text("user,item,click\n7.0,a,1\n8.0,b,0\n8.0,c,1\n7,a,1\n")
+    trained_on_users(tmp_path, "train.csv", "train.batch_size=4")
+    model = f"{tmp_path}/model"
+
+    assert infer(model, [f"{tmp_path}/train.csv"])["unknown_values"] == {}
+    assert not caplog.records
+    found = infer(model, [f"{tmp_path}/new.csv"])
+
+    assert found["unknown_values"] == {"user": 0.75, "item": 0.25}
+    (record,) = caplog.records
+    assert "75.0% of 'user'; are they written as in the data" in record.message

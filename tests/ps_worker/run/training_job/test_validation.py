@@ -268,7 +268,7 @@ def test_best_model_stays_while_worker_0_has_no_data_left(
     assert first.stopped_early
     assert first.model_digest == seen[1][1]
     assert Checkpoint.open(f"{tmp_path}/model/BEST").digest_of_files() == seen[1][1]
-    assert Checkpoint.open(f"{tmp_path}/model").digest_of_files() == seen[2][1]
+    assert Checkpoint.open(f"{tmp_path}/model/LATEST").digest_of_files() == seen[2][1]
     assert first.checkpoint == f"{tmp_path}/model/step-3-2"
 
 
@@ -398,7 +398,7 @@ def test_best_model_replaces_a_delta_of_the_same_step(data: Path, tmp_path: Path
     assert best["log_loss"] == summary.validations[0]["log_loss"]
     assert best["model_digest"] == summary.model_digest
     assert (
-        infer(str(folder), [f"{data}/contrary.tsv"])["log_loss"]
+        infer(f"{folder}/LATEST", [f"{data}/contrary.tsv"])["log_loss"]
         == (summary.validations[-1]["log_loss"])
     )
 
@@ -612,6 +612,20 @@ def test_best_model_is_saved_where_no_checkpoint_is_due(data: Path, tmp_path: Pa
     assert summary.best is not None
     assert summary.best["checkpoint"] == f"{tmp_path}/epoch-1"
     assert sorted(each.name for each in tmp_path.glob("epoch-*")) == ["epoch-1", "epoch-3"]
+
+
+def test_folder_means_the_best_model_if_that_is_the_final_one(data: Path, tmp_path: Path) -> None:
+    """Infer and ps-serve take it; a resumed run goes on from the last one."""
+    settings = [f"data.valid={data}/contrary.tsv", f"checkpoint.dir={tmp_path}"]
+    best = job_of(data, *settings, "train.epochs=3", "valid.final_model=best")
+
+    summary = train_alone(best)
+
+    assert Checkpoint.open(tmp_path).url == f"{tmp_path}/epoch-1"
+    assert infer(str(tmp_path), [f"{data}/test.tsv"])["log_loss"] == summary.log_loss
+    resumed = job_of(data, *settings, "train.epochs=4", "checkpoint.resume=true")
+    assert [each["epoch"] for each in train_alone(resumed).passes] == [4]
+    assert Checkpoint.open(tmp_path).url == f"{tmp_path}/epoch-4"
 
 
 @pytest.mark.parametrize(("seconds", "is_told"), [(29.0, False), (31.0, True)])

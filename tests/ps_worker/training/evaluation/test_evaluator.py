@@ -90,6 +90,7 @@ def test_example_of_weight_3_is_three_examples_of_each_task() -> None:
     )
 
     assert (weighted.pop("test_examples"), repeated.pop("test_examples")) == (3, 5)
+    assert weighted.pop("unknown_values") == repeated.pop("unknown_values") == {"item": 1.0}
     tasks, of_repeated = weighted.pop("tasks"), repeated.pop("tasks")
     assert weighted == pytest.approx(repeated)
     assert [task.pop("test_examples") for task in tasks.values()] == [3, 2, 3]
