@@ -207,23 +207,27 @@ class Trainer(AbstractContextManager["Trainer"]):
         """Makes a trainer for a DataFrame or another table, whose schema is proposed as by `ps-data init`.
 
         `label` is the column of 0 and 1, by default one with a usual name; columns in `ignore` are left out.
-        Logs what each column is taken for, as a warning if it is ignored. Rows are shuffled before each
-        epoch, unless the section `data` says something else.
+        Logs what each column is taken for, as a warning if it is ignored or its numbers become names. Rows
+        are shuffled before each epoch, unless the section `data` says something else.
 
         Raises UsageError if the label is not clear, or no column is a slot, DataError if a column cannot be
         read; otherwise as `Trainer`.
         """
         # Late, as most trainers have a schema.
         from ctr_ps.ps_worker.data.columnar.tables import arrow_table
-        from ctr_ps.ps_worker.extras.data_tools.roles import propose
+        from ctr_ps.ps_worker.extras.data_tools.roles import Slot, propose
         from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
 
         if isinstance(ignore, str):
             raise UsageError(f"ignore is {ignore!r}, expected a list of names")
+        if not is_table(frame):
+            _refuse_tables(frame)
         sample = sample_of_table(arrow_table(frame, ignore=ignore))
         proposal = propose(sample, label=label, ignore=ignore)
         for role in (*proposal.numbers, *proposal.vectors, *proposal.slots):
-            logger.info("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
+            level = logging.WARNING if isinstance(role, Slot) and role.has_numbers else logging.INFO
+            kind = type(role).__name__.lower()
+            logger.log(level, "column %s: %s, %s", role.name, kind, role.why)
         for role in proposal.ignored:
             logger.warning("column %s is ignored: %s", role.name, role.why)
         given = sections.pop("data", {})
@@ -295,6 +299,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 if not call.done().examples:
                     self._values = known
             self._run.progress.log()
+            self._run.progress.warn_of_one_class(self._run.progress.of_pass(), self.schema.label)
             trained = call.done()
             if not trained.examples and self._run.non_finite.skipped == skipped:
                 raise DataError("train(): data has no rows to train on")
@@ -553,11 +558,15 @@ class Trainer(AbstractContextManager["Trainer"]):
             )
 
 
-def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
+def _refuse_tables(data: object) -> None:
     if isinstance(data, Sequence) and any(map(is_table, data[:2])):
         raise UsageError(
             f"data is a {type(data).__name__} of tables, expected one table, with the label as a column"
         )
+
+
+def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
+    _refuse_tables(data)
     return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
 
 

@@ -70,13 +70,15 @@ def require_schema(
     if saved.fingerprint == schema.fingerprint:
         return
     if resumes:
-        raise _other_schema(job, checkpoint, "schema")
+        difference = _difference_of_keys(saved, schema) or _difference_of_numbers(saved, schema)
+        raise _other_schema(job, checkpoint, f"schema{difference and ': '}{difference}")
     if difference := _difference_of_keys(saved, schema):
         raise _other_schema(job, checkpoint, f"schema: {difference}")
     new = schema.slots[len(saved.slots) :]
     if takes_dense:
         if _without_last_slots(schema, len(new)).fingerprint != saved.fingerprint:
-            raise _other_schema(job, checkpoint, "schema beside its slots")
+            difference = _difference_of_numbers(saved, schema) or "label, weight or split"
+            raise _other_schema(job, checkpoint, f"schema: {difference}")
         _require_same_layers(job, model, checkpoint, new)
     if new:
         logger.info("slots without rows in %s: %s", checkpoint.url, ", ".join(new))
@@ -97,6 +99,17 @@ def _difference_of_keys(saved: Schema, schema: Schema) -> str:
                 f"those of {schema.slots[schema.slot_numbers[number] - 1]!r}"
             )
     return ""
+
+
+def _difference_of_numbers(saved: Schema, schema: Schema) -> str:
+    """Returns the difference in dense columns; "" without any."""
+    was, now = ({column.name: column for column in each.dense} for each in (saved, schema))
+    scaled = [name for name in was if name in now and was[name] != now[name]]
+    faults = {"missing": was.keys() - now, "new": now.keys() - was, "scaled otherwise": scaled}
+    listed = [f"{what}: {', '.join(sorted(names)[:5])}" for what, names in faults.items() if names]
+    if not listed and [*was] != [*now]:
+        listed = ["in another order"]
+    return (listed and f"numbers {'; '.join(listed)}") or ""
 
 
 def _without_last_slots(schema: Schema, count: int) -> Schema:

@@ -164,6 +164,17 @@ class Progress:
                 self._advice,
             )
 
+    def warn_of_one_class(self, metrics: ClickMetrics, label: str | None) -> None:
+        """Warns if the labels of all examples, in the column `label`, are equal."""
+        if metrics.weight and math.isnan(metrics.auc()):
+            logger.warning(
+                "all %d labels%s are %d, so there is nothing to learn: check the column, and how rows were "
+                "selected",
+                metrics.examples,
+                "" if label is None else f" in column {label!r}",
+                metrics.clicks > 0,
+            )
+
     def add(
         self,
         labels: NDArray[np.float32],

@@ -15,7 +15,7 @@ import pytest
 
 from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.errors import DataError, JobError, UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
 from ctr_ps.ps_worker.data.columnar.tables import TableReader
@@ -218,6 +218,8 @@ def test_several_tables_and_one_that_is_not_computed_yet_are_refused(
             method((frame, frame["clicked"]))
         with pytest.raises(UsageError, match=r"data is <LazyFrame .*: collect\(\) it first"):
             method(pl.LazyFrame(COLUMNS))
+    with pytest.raises(UsageError, match="a tuple of tables, expected one table, with the label"):
+        Trainer.from_frame((frame, frame["clicked"]))  # type: ignore[arg-type]
 
 
 COLUMNS = {name: [1, 0] for name in ("user", "item", "tags", "age", "price", "clicked")}
@@ -600,3 +602,61 @@ def test_importance_finds_the_column_that_matters(schema: Schema, frame: pd.Data
     assert {each.name for each in found.features} == set(schema.features)
     assert found.features[0].auc_lost > 0.1
     assert found.auc == trainer.evaluate(frame[:500])["auc"]
+
+
+def test_a_vector_is_one_feature() -> None:
+    rng = np.random.default_rng(5)
+    clicked = rng.integers(0, 2, ROWS)
+    vectors = rng.normal(size=(ROWS, 3)) + np.outer(clicked, [0, 1, 0])
+    rows = pd.DataFrame({"user": rng.choice([*"abc"], ROWS), "v": [*vectors], "click": clicked})
+    trainer = Trainer.from_frame(rows, "lr")
+    trainer.train(rows, epochs=20)
+
+    found = trainer.importance(rows)
+
+    assert [each.name for each in found.features] == ["v", "user"]
+    assert found.features[0].auc_lost > 0.1
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_of_one_class_are_warned_of(label: int, caplog: pytest.LogCaptureFixture) -> None:
+    rows = pd.DataFrame({"user": ["a", "b"] * 20, "click": [0, 1] * 20})
+    trainer = Trainer.from_frame(rows, "lr")
+
+    trainer.train(rows.assign(click=label))
+
+    assert (
+        f"all 40 labels in column 'click' are {label}, so there is nothing to learn" in caplog.text
+    )
+
+
+def test_a_model_of_other_numbers_names_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    rows = pd.DataFrame({"user": [*"ab"] * 50, "click": rng.integers(0, 2, 100)})
+    rows = rows.assign(age=rng.normal(size=100), price=rng.normal(size=100))
+    trainer = Trainer.from_frame(rows, "lr")
+    trainer.train(rows)
+    saved = trainer.save(tmp_path / "model")
+
+    other = Trainer.from_frame(rows.assign(age=rows["age"] * 9).rename(columns={"price": "cost"}))
+
+    message = "another schema: numbers missing: price; new: cost; scaled otherwise: age"
+    with pytest.raises(JobError, match=message):
+        other.load(saved)
+
+
+def test_values_that_training_did_not_have_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    rows = pd.DataFrame({"user": ["a", "b"] * 20, "click": [0, 1] * 20})
+    trainer = Trainer.from_frame(rows, "lr")
+    trainer.predict(rows)
+    trainer.train(rows)
+    assert trainer.evaluate(rows)["unknown_values"] == {}
+    assert "unknown" not in caplog.text  # nor before it was trained
+
+    others = pd.DataFrame({"user": ["a", "c", "d", "c"], "click": [0, 1, 1, 0]})
+
+    assert trainer.evaluate(others)["unknown_values"] == {"user": 0.75}
+    assert "75.0% of 'user'" in caplog.text
+    caplog.clear()
+    trainer.predict(others)
+    assert "75.0% of 'user'" in caplog.text

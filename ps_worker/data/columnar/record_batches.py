@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
@@ -24,6 +25,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyLists,
     flat,
     group_keys,
+    is_list_type,
     numbers,
     ready_keys,
     slot_keys,
@@ -153,13 +155,19 @@ class Decoder:
         for name, column in zip(self.columns.other_labels, others, strict=True):
             checks.append((name, column, _is_no_label, f"the label {name!r}", "0 or 1"))
         for name, column in zip(self._dense, dense, strict=True):
-            many = " in a list as long as the schema says" if name.endswith("]") else ""
-            checks.append((name, column, np.isinf, f"column {name!r}", f"a finite number{many}"))
+            checks.append((name, column, np.isinf, f"column {name!r}", "a finite number"))
         faults: dict[int, str] = {}
         for name, column, is_fault, what, expected in checks:
             for row in np.flatnonzero(is_fault(column)).tolist():
                 value = shown(batch.column(name)[row].as_py())
                 faults.setdefault(row, f"{what} is {value}, expected {expected}")
+        for name, width in self._vectors.items() if faults else ():
+            lists = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch))
+            lengths = pc.list_value_length(lists).to_pylist() if is_list_type(lists.type) else []
+            for row in [row for row in faults if lengths and lengths[row] not in (None, width)]:
+                faults[row] = (
+                    f"column {name!r} is a list of {lengths[row]} numbers, expected {width}"
+                )
         return faults
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureImportance:
-    """What a model loses without the values of one slot or dense column.
+    """What a model loses without the values of one slot, dense column or vector.
 
     `auc_lost` is nan with one class only.
     """
@@ -76,7 +76,7 @@ def importance_of_features(
     rows: int,
     batch_size: int,
 ) -> Importance:
-    """Returns the importance of each slot and dense column over the first `rows` examples.
+    """Returns the importance of each slot, dense column and vector over the first `rows` examples.
 
     They stay in memory, and are predicted once for each feature and once as they are. Examples without labels
     are passed over, and no more are read than needed. Raises DataError if there are fewer than 2 labelled
@@ -88,7 +88,12 @@ def importance_of_features(
     if kept.size < 2:
         raise DataError(f"{counted(kept.size, 'row')} with a label: too few to permute")
     order = np.random.default_rng(SEED).permutation(kept.size)
-    num_features = len(schema.slots) + len(schema.dense)
+    vectors = {f"{v}[{i}]": v for v, width in schema.vectors.items() for i in range(width)}
+    dense: dict[str, list[int]] = {}
+    for i, column in enumerate(schema.dense):
+        name = vectors.get(column.name, column.name)
+        dense.setdefault(name, []).extend(schema.inputs_of_dense(i))
+    num_features = len(schema.slots) + len(dense)
     logger.info(
         "feature importance: predicting %s %d times, once for each feature and once unchanged",
         counted(kept.size, "row"),
@@ -121,10 +126,7 @@ def importance_of_features(
         )
 
     features = [importance(name, measured(slot=i)) for i, name in enumerate(schema.slots)]
-    features += [
-        importance(column.name, measured(inputs=schema.inputs_of_dense(i)))
-        for i, column in enumerate(schema.dense)
-    ]
+    features += [importance(name, measured(inputs=inputs)) for name, inputs in dense.items()]
     features.sort(key=lambda each: (-np.nan_to_num(each.auc_lost), -each.log_loss_gained))
     return Importance(
         features=tuple(features), examples=kept.size, auc=whole.auc(), log_loss=whole.log_loss()

@@ -108,6 +108,8 @@ class Training:
         if is_repeated:
             return None
         run.progress.log()
+        if run.is_first and not self.passes:
+            run.progress.warn_of_one_class(of_all, self.plan.schema.label)
         figures = figures_of_pass(run, each, of_all, ended - start - validation_seconds)
         if self.metrics.folder is not None:
             status = run.store.status()

@@ -123,6 +123,17 @@ CASES = {
     "fixed vectors": (cycle([[0.5], [1.5]], pa.list_(pa.float32(), 1)), VECTOR, "of 1 numbers"),
     "number lists": (cycle([[0.5], [1.5, 2]]), IGNORED, "dense columns lists of one length"),
     "infinite lists": (cycle([[0.5], [float("inf")]]), IGNORED, "lists of double"),
+    "price in text": (
+        pa.array([f"{each:.2f}" for each in RNG.random(ROWS)]),
+        SLOT,
+        "numbers taken as names, without an order: for numbers write them as such, not as text",
+    ),
+    "vector in text": (
+        cycle(["[0.5, 1]", "[0.1, 2e-3]"]),
+        SLOT,
+        "2 distinct values; numbers taken",
+    ),
+    "whole vectors": (cycle([[1, 2], [3, 4], None]), SLOT, "4 distinct; numbers taken as names"),
     "nested lists": (cycle([[[1]], [[2]]]), IGNORED, "lists of list"),
     "event_time": (pa.array(RNG.integers(16 * 10**17, 17 * 10**17, ROWS)), IGNORED, "since 1970"),
     "one name or none": (cycle([1, None]), SLOT, "only 1 value"),
@@ -277,6 +288,20 @@ def test_leak_is_left_out_with_what_it_would_be(tmp_path: Path) -> None:
     assert re.search(r"almost perfectly.*\(text, 2 distinct", role_in(found, "code").why)
     with pytest.raises(UsageError, match=r"no column can be a slot.*'code': predicts .*by hand"):
         proposal_of(tmp_path, {"code": code}).schema()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_leak_in_a_vector_is_found(tmp_path: Path, place: int) -> None:
+    noise = RNG.normal(size=(2, ROWS))
+    rows = [[*pair] for pair in zip(*noise, strict=True)]
+    vectors = [[*pair] for pair in zip(*noise, strict=True)]
+    for vector, label in zip(vectors, LABELS.to_pylist(), strict=True):
+        vector[place] += 10 * (label or 0)
+
+    found = proposal_of(tmp_path, {"v": vectors, "free": rows, "slot": cycle(["p", "q", "r"])})
+
+    assert found.leaks == ("v",)
+    assert [each.name for each in found.vectors] == ["free"]
 
 
 @pytest.mark.parametrize(
