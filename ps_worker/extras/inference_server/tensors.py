@@ -1,6 +1,7 @@
 """Tensors of the Open Inference Protocol, and the samples that they are.
 
     a dense column    FP32, FP64, BOOL or an integer type, [N] or [N, 1]; nan: missing
+    a vector          likewise, [N, width]; or each of its numbers as a dense column, `name[0]` and so on
     a slot            BYTES or an integer type, [N] or [N, L]
     NAME.lengths      an integer type, [N], beside the tensor [N, L] of a slot; may be left out
 
@@ -80,7 +81,11 @@ class TensorType:
 
 def inputs_of(schema: Schema) -> list[TensorType]:
     """Returns the tensors that a model of this schema takes."""
-    dense = [TensorType(column.name, "FP32", (-1,)) for column in schema.dense]
+    vectors = schema.vectors
+    parts = {f"{name}[{i}]" for name, width in vectors.items() for i in range(width)}
+    names = [column.name for column in schema.dense if column.name not in parts]
+    dense = [TensorType(name, "FP32", (-1,)) for name in names]
+    dense += [TensorType(name, "FP32", (-1, width)) for name, width in vectors.items()]
     return dense + [TensorType(slot, BYTES, (-1, -1)) for slot in schema.slots]
 
 
@@ -150,6 +155,8 @@ def samples_of(
     `values` are what those of slots were in the training data. Raises DataError if a tensor is missing,
     unknown, twice, or does not fit its column or the others.
     """
+    vectors = schema.vectors
+    tensors = [part for tensor in tensors for part in _parts(tensor, vectors.get(tensor.name))]
     by_name = {tensor.name: tensor for tensor in tensors}
     _require_columns(tensors, by_name, schema)
     num_rows = _num_rows(tensors, max_rows)
@@ -170,6 +177,19 @@ def samples_of(
         (None, [column[row] for column in dense], [column[row] for column in slots])
         for row in range(num_rows)
     ]
+
+
+def _parts(tensor: Tensor, width: int | None) -> list[Tensor]:
+    """Returns the numbers of a vector of this width as dense columns; None: the tensor itself."""
+    if width is None:
+        return [tensor]
+    if tensor.datatype == BYTES or tensor.shape[1:] != (width,):
+        raise DataError(
+            f"the tensor of vector {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, "
+            f"expected numbers of shape [N, {width}]"
+        )
+    columns, rows = np.asarray(tensor.values).reshape(tensor.shape).T, tensor.shape[:1]
+    return [Tensor(f"{tensor.name}[{i}]", tensor.datatype, rows, columns[i]) for i in range(width)]
 
 
 def _require_columns(

@@ -17,6 +17,7 @@ from ctr_ps.ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     DTYPES,
     Tensor,
+    inputs_of,
     raw_of,
     samples_of,
     tensor_of_raw,
@@ -293,3 +294,33 @@ def test_values_of_another_type_are_refused(datatype: str, values: list[Any], wh
 
 def test_output_is_little_endian_float32() -> None:
     assert raw_of(np.array([0.5, 1.0], ">f4")) == struct.pack("<2f", 0.5, 1.0)
+
+
+VECTORS = Schema.from_dict(
+    {"hash_version": 1, "dense": [{"name": "v", "width": 3}, {"name": "price"}], "slots": ["user"]}
+)
+
+
+def test_vector_is_one_tensor_or_one_for_each_of_its_numbers() -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    others = [prices(7.0, 8.0), texts("user", b"a", b"b")]
+    whole = tensor_of_raw("v", "FP32", [2, 3], numbers.tobytes())
+    parts = [tensor_of_values(f"v[{i}]", "FP32", [2], numbers[:, i].tolist()) for i in range(3)]
+
+    found = samples_of([whole, *others], VECTORS, max_rows=2, values=SlotValues())
+
+    assert found == samples_of([*parts, *others], VECTORS, max_rows=2, values=SlotValues())
+    assert [dense for _, dense, _ in found] == [[0, 1, 2, 7], [3, 4, 5, 8]]
+    assert [(each.name, each.shape) for each in inputs_of(VECTORS)] == [
+        ("price", (-1,)),
+        ("v", (-1, 3)),
+        ("user", (-1, -1)),
+    ]
+
+
+@pytest.mark.parametrize("shape", [[2], [2, 2], [3, 2]])
+def test_vector_of_another_width_is_refused(shape: list[int]) -> None:
+    vector = tensor_of_values("v", "FP32", shape, [0.5] * math.prod(shape))
+
+    with pytest.raises(DataError, match=r"vector 'v' is FP32 of shape .*numbers of shape \[N, 3\]"):
+        samples_of([vector, prices(7.0)], VECTORS, max_rows=9, values=SlotValues())
