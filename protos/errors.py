@@ -73,7 +73,7 @@ __all__ = [
 """The errors, which users may import from `ctr_ps.errors`."""
 
 
-def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.0) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
     """Returns ", did you mean 'adam'?" after an unknown name, for a message; empty if nothing is like it.
 
     `likeness` is the least ratio, by difflib, of a known name to the unknown one.

@@ -98,7 +98,10 @@ def compare(
     _start()
     keep_freed_memory()
     with errors_as_exit_codes():
-        _report(compare(jobs, [*filter(None, models.split(","))], overrides or []), as_json)
+        _report(
+            compare(jobs, [*filter(None, map(str.strip, models.split(",")))], overrides or []),
+            as_json,
+        )
 
 
 @app.command()

@@ -260,9 +260,10 @@ class Schema:
     def slot_index(self, name: str, *, where: str = "") -> int:
         """Returns the index, from 0, of slot `name`; a SchemaError begins with `where`, names the nearest."""
         if name not in self.slots:
-            nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"only {', '.join(self.slots)}"
             prefix = f"{where}: " if where else ""
-            raise SchemaError(f"{prefix}the schema has no slot {name!r}, did you mean {nearest!r}?")
+            raise SchemaError(f"{prefix}the schema has no slot {name!r}, {hint}")
         return self.slots.index(name)
 
     def _slot_number(self, name: str) -> int:

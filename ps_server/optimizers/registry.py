@@ -50,7 +50,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecError:
-    hint = did_you_mean(name, known)
+    hint = did_you_mean(name, known, likeness=0)
     return SpecError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}")
 
 

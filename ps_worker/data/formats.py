@@ -177,5 +177,5 @@ def has_named_columns(path: str, format: Format | None) -> bool:
 def require_format(name: str) -> None:
     """Raises a UsageError for an unknown format, with the nearest one and all."""
     if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS)
+        hint = did_you_mean(name, FORMATS, likeness=0)
         raise UsageError(f"unknown format {name!r}{hint} Known formats: {', '.join(FORMATS)}")

@@ -113,7 +113,8 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
             return f"unknown key {key!r}{hint_for_key(path)}"
         case "literal_error":
             known = re.findall("'([^']+)'", detail["ctx"]["expected"])
-            return f"{key} is {value!r}{did_you_mean(str(value), known)} known: {', '.join(known)}"
+            hint = did_you_mean(str(value), known, likeness=0)
+            return f"{key} is {value!r}{hint} known: {', '.join(known)}"
         case "missing":
             return f"{key} is missing"
         case "model_type" | "dict_type":

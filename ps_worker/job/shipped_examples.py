@@ -27,7 +27,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
     """
     names = list(example_names())
     if name not in names:
-        hint = did_you_mean(name, names)
+        hint = did_you_mean(name, names, likeness=0)
         raise UsageError(f"no example {name!r}{hint} there are {', '.join(names)}")
     sources = _with_named(_own_files(name))
     targets = [folder / source.relative_to(_FOLDER) for source in sources]

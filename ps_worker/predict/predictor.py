@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -155,6 +156,10 @@ class Predictor:
         """
         options = {"verify": verify, "map": map, "allow_code": allow_code}
         return cls(_load(url, **options), options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name: whoever unpickles it loads the checkpoint again."""
+        return partial(type(self).load, self.url, **self._options), ()
 
     @property
     def url(self) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": pc.less,
 }
 _FORM = re.compile(rf"""\s*(.+?)\s*({"|".join(_COMPARE)})\s*(["']?)(.*?)\3\s*""")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WITH_OFFSET = re.compile(r".*:.*(Z|[+-][\d:]+)")
 
 
@@ -43,6 +45,13 @@ class Condition:
     column: str
     operator: str  # a key of `_COMPARE`
     value: str
+
+    def __post_init__(self) -> None:
+        if self.operator not in ("==", "!=") and _DATE.match(self.value):
+            try:
+                date.fromisoformat(self.value[:10])
+            except ValueError as error:
+                raise UsageError(f"{self.value!r} is no date: {error}") from error
 
     @classmethod
     def parse(cls, text: str) -> Self:

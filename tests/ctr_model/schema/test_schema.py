@@ -94,7 +94,7 @@ def test_shared_keys_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ({"item": "history"}, "shares.item: the schema has no slot 'history', did you mean 'item'"),
+        ({"item": "history"}, "shares.item: the schema has no slot 'history', only item, seen"),
         ({"items": "item"}, "the schema has no slot 'items', did you mean 'item'"),
         (
             {"item": "seen", "seen": "item"},

@@ -1,6 +1,7 @@
 """Online prediction from a saved model, beside what the trainer's own evaluation says."""
 
 import os
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -388,6 +389,16 @@ def test_mapped_files_that_change_are_told_instead_of_answers(
         CheckpointError, match=r"table\.embedding.* was changed while it was mapped"
     ):
         mapped.predict(batches[0])
+
+
+def test_pickled_predictor_loads_its_checkpoint_again(checkpoints: Path, data: Path) -> None:
+    predictor = Predictor.load(checkpoints, map=True)
+
+    found = pickle.loads(pickle.dumps(predictor))
+
+    assert (found.url, found.model_digest) == (predictor.url, predictor.model_digest)
+    files = f"{data}/test/*"
+    np.testing.assert_array_equal(found.predict(files), predictor.predict(files))
 
 
 def test_mapped_files_take_no_descriptors(checkpoints: Path) -> None:

@@ -122,6 +122,14 @@ def test_value_of_another_type_is_refused(array: pa.Array, value: str) -> None:
         Condition("t", ">", value).rows(array)
 
 
+@pytest.mark.parametrize("value", ["2026-13-05", "2026-02-30 10:00"])
+def test_date_that_does_not_exist_is_refused(value: str) -> None:
+    """Text would compare with it; an id like it may be equal to one."""
+    with pytest.raises(UsageError, match=f"'{value}' is no date: "):
+        Condition("t", ">=", value)
+    assert Condition("t", "==", value).rows(pa.array([value, "x"])).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("text", ["", "clicks", "> 0", "clicks = 0"])
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--where is '{text}', expected a column"):
