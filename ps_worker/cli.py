@@ -98,10 +98,8 @@ def compare(
     _start()
     keep_freed_memory()
     with errors_as_exit_codes():
-        _report(
-            compare(jobs, [*filter(None, map(str.strip, models.split(",")))], overrides or []),
-            as_json,
-        )
+        names = [*filter(None, map(str.strip, models.split(",")))]
+        _report(compare(jobs, names, overrides or []), as_json)
 
 
 @app.command()

@@ -50,7 +50,12 @@ from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
-from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, Figures, figures
+from ctr_ps.ps_worker.training.evaluation.evaluator import (
+    Evaluation,
+    Figures,
+    OnPredictions,
+    figures,
+)
 
 if TYPE_CHECKING:
     from ctr_ps.ps_worker.extras.report.importance import Importance
@@ -215,19 +220,18 @@ class Trainer(AbstractContextManager["Trainer"]):
         """
         # Late, as most trainers have a schema.
         from ctr_ps.ps_worker.data.columnar.tables import arrow_table
-        from ctr_ps.ps_worker.extras.data_tools.roles import Slot, propose
+        from ctr_ps.ps_worker.extras.data_tools.roles import AS_NAMES, propose
         from ctr_ps.ps_worker.extras.data_tools.samples import sample_of_table
 
         if isinstance(ignore, str):
             raise UsageError(f"ignore is {ignore!r}, expected a list of names")
         if not is_table(frame):
-            _refuse_tables(frame)
+            _are_samples(frame)  # refuses several tables
         sample = sample_of_table(arrow_table(frame, ignore=ignore))
         proposal = propose(sample, label=label, ignore=ignore)
         for role in (*proposal.numbers, *proposal.vectors, *proposal.slots):
-            level = logging.WARNING if isinstance(role, Slot) and role.has_numbers else logging.INFO
-            kind = type(role).__name__.lower()
-            logger.log(level, "column %s: %s, %s", role.name, kind, role.why)
+            log = logger.warning if AS_NAMES in role.why else logger.info
+            log("column %s: %s, %s", role.name, type(role).__name__.lower(), role.why)
         for role in proposal.ignored:
             logger.warning("column %s is ignored: %s", role.name, role.why)
         given = sections.pop("data", {})
@@ -385,17 +389,15 @@ class Trainer(AbstractContextManager["Trainer"]):
             )
 
     def evaluate(self, data: Data) -> Figures:
-        """Returns `auc`, `log_loss`, `accuracy`, `calibration`, the number of `test_examples`, and others.
+        """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
 
-        `unknown_values` has the share of the values of a slot that the model has no weights for; a warning
-        names slots with most of them.
+        And `unknown_values`: by slot the share that the model has no weights for, most of which it warns of.
         Raises DataError if no row has a label; otherwise as `train`.
         """
         self._require_open()
         self._require_weights(data)
         with self._errors():
-            metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
-        self._warn_of_unknown(metrics)
+            metrics = self._evaluate(self._batches(data, self.schema, meant=self._values))
         if not metrics.examples:
             raise DataError("evaluate() needs labels, but no row has one: use predict()")
         return figures(metrics)
@@ -415,15 +417,14 @@ class Trainer(AbstractContextManager["Trainer"]):
         predictions: list[NDArray[np.float32]] = [none]
         batches = self._batches(data, schema, meant=self._values)
         with self._errors():
-            found = self._run.evaluate(
-                batches, on_predictions=lambda each: predictions.append(each.copy())
-            )
-        self._warn_of_unknown(found)
+            self._evaluate(batches, lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
 
-    def _warn_of_unknown(self, found: Evaluation) -> None:
+    def _evaluate(self, batches: Iterable[Batch], then: OnPredictions | None = None) -> Evaluation:
+        found = self._run.evaluate(batches, on_predictions=then)
         if self._epochs_done or self._values.are_known:  # a model before training knows no values
             found.warn_of_unknown()
+        return found
 
     def importance(self, data: Data, *, rows: int = 100_000) -> "Importance":
         """Returns by how much AUC and log loss get worse when the values of a feature are permuted.
@@ -558,15 +559,11 @@ class Trainer(AbstractContextManager["Trainer"]):
             )
 
 
-def _refuse_tables(data: object) -> None:
+def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
     if isinstance(data, Sequence) and any(map(is_table, data[:2])):
         raise UsageError(
             f"data is a {type(data).__name__} of tables, expected one table, with the label as a column"
         )
-
-
-def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
-    _refuse_tables(data)
     return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
 
 

@@ -4,7 +4,7 @@
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
     BEST                      likewise, of the one with the best validation
-    FINAL                     likewise, of an ended run's final model, if that is not the newest
+    FINAL                     likewise, of an ended run's final model, until the next save or run
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
-_UNFINISHED = re.compile(r"(?:LATEST|BEST|FINAL|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
+_UNFINISHED = re.compile(r"FINAL|(?:LATEST|BEST|FINAL|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -203,9 +203,9 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
         )
 
 
-def write_best(root: str | Path, name: str) -> None:
-    """Makes `name` the best of the checkpoints in `root`; raises CheckpointError if it is none."""
-    _write_name(folder_at(root), BEST, name, "best")
+def write_best(root: str | Path, name: str, file: str = BEST) -> None:
+    """Makes `name` the best (FINAL: final) of the checkpoints in `root`; CheckpointError if it is none."""
+    _write_name(folder_at(root), file, name, "best")
 
 
 def best_in(root: str | Path) -> str | None:
@@ -213,14 +213,6 @@ def best_in(root: str | Path) -> str | None:
     folder = folder_at(root)
     name = _named_by(folder, BEST) if folder.has(BEST) else ""
     return name if _is_checkpoint_in(folder, name) else None
-
-
-def write_final(root: str | Path, name: str | None) -> None:
-    """Makes `name` what the folder `root` means until the next save; None: again the latest."""
-    if name is None:
-        folder_at(root).remove_file(FINAL)
-    else:
-        _write_name(folder_at(root), FINAL, name, "final")
 
 
 def forget_best(root: str | Path) -> None:
@@ -356,9 +348,7 @@ def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
 
 
 def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
-    named = [
-        folder.read(file).decode().strip() for file in (LATEST, BEST, FINAL) if folder.has(file)
-    ]
+    named = [_named_by(folder, file) for file in (LATEST, BEST, FINAL) if folder.has(file)]
     kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
     removed = [name for name in manifests if name in old and name not in kept]
     for name in removed:

@@ -69,16 +69,12 @@ def require_schema(
     saved = schema_of_checkpoint(checkpoint)
     if saved.fingerprint == schema.fingerprint:
         return
-    if resumes:
-        difference = _difference_of_keys(saved, schema) or _difference_of_numbers(saved, schema)
-        raise _other_schema(job, checkpoint, f"schema{difference and ': '}{difference}")
-    if difference := _difference_of_keys(saved, schema):
-        raise _other_schema(job, checkpoint, f"schema: {difference}")
+    if resumes or _difference_of_keys(saved, schema):
+        raise _other_schema(job, checkpoint, saved, schema)
     new = schema.slots[len(saved.slots) :]
     if takes_dense:
         if _without_last_slots(schema, len(new)).fingerprint != saved.fingerprint:
-            difference = _difference_of_numbers(saved, schema) or "label, weight or split"
-            raise _other_schema(job, checkpoint, f"schema: {difference}")
+            raise _other_schema(job, checkpoint, saved, schema)
         _require_same_layers(job, model, checkpoint, new)
     if new:
         logger.info("slots without rows in %s: %s", checkpoint.url, ", ".join(new))
@@ -107,9 +103,7 @@ def _difference_of_numbers(saved: Schema, schema: Schema) -> str:
     scaled = [name for name in was if name in now and was[name] != now[name]]
     faults = {"missing": was.keys() - now, "new": now.keys() - was, "scaled otherwise": scaled}
     listed = [f"{what}: {', '.join(sorted(names)[:5])}" for what, names in faults.items() if names]
-    if not listed and [*was] != [*now]:
-        listed = ["in another order"]
-    return (listed and f"numbers {'; '.join(listed)}") or ""
+    return f"numbers {'; '.join(listed)}" if listed else ""
 
 
 def _without_last_slots(schema: Schema, count: int) -> Schema:
@@ -132,9 +126,11 @@ def _require_same_layers(
         )
 
 
-def _other_schema(job: Job, checkpoint: Checkpoint, what: str) -> JobError:
+def _other_schema(job: Job, checkpoint: Checkpoint, saved: Schema, schema: Schema) -> JobError:
+    difference = _difference_of_keys(saved, schema) or _difference_of_numbers(saved, schema)
+    difference = difference or "new slots, another order, label, weight or split"
     return job.error(
         "data.schema",
-        f"{checkpoint.url!r} was trained with another {what}: name that schema in data.schema, or start "
-        f"without checkpoint.load",
+        f"{checkpoint.url!r} was trained with another schema: {difference}: name that schema in data.schema, "
+        f"or start without checkpoint.load",
     )

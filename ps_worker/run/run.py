@@ -279,10 +279,11 @@ class Run(AbstractContextManager["Run"]):
         *,
         on_predictions: OnPredictions | None = None,
         breakdown: Breakdown | None = None,
+        reader: ParameterReader | None = None,
     ) -> Evaluation:
-        """Predicts with the parameters of the store; see `evaluate`."""
+        """Predicts with the parameters of `reader`, None: of the store; see `evaluate`."""
         return evaluate(
-            self.reader(),
+            reader or self.reader(),
             self._model,
             batches,
             batch_size=self._job.train.batch_size,

@@ -167,13 +167,9 @@ class Progress:
     def warn_of_one_class(self, metrics: ClickMetrics, label: str | None) -> None:
         """Warns if the labels of all examples, in the column `label`, are equal."""
         if metrics.weight and math.isnan(metrics.auc()):
-            logger.warning(
-                "all %d labels%s are %d, so there is nothing to learn: check the column, and how rows were "
-                "selected",
-                metrics.examples,
-                "" if label is None else f" in column {label!r}",
-                metrics.clicks > 0,
-            )
+            where, value = "the label" if label is None else f"column {label!r}", metrics.clicks > 0
+            text = "%s is %d in all %d rows, so there is nothing to learn: is it the label of all rows?"
+            logger.warning(text, where, value, metrics.examples)
 
     def add(
         self,

@@ -625,9 +625,7 @@ def test_labels_of_one_class_are_warned_of(label: int, caplog: pytest.LogCapture
 
     trainer.train(rows.assign(click=label))
 
-    assert (
-        f"all 40 labels in column 'click' are {label}, so there is nothing to learn" in caplog.text
-    )
+    assert f"column 'click' is {label} in all 40 rows, so there is nothing to learn" in caplog.text
 
 
 def test_a_model_of_other_numbers_names_them(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
@@ -25,7 +24,6 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyLists,
     flat,
     group_keys,
-    is_list_type,
     numbers,
     ready_keys,
     slot_keys,
@@ -161,13 +159,12 @@ class Decoder:
             for row in np.flatnonzero(is_fault(column)).tolist():
                 value = shown(batch.column(name)[row].as_py())
                 faults.setdefault(row, f"{what} is {value}, expected {expected}")
-        for name, width in self._vectors.items() if faults else ():
-            lists = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch))
-            lengths = pc.list_value_length(lists).to_pylist() if is_list_type(lists.type) else []
-            for row in [row for row in faults if lengths and lengths[row] not in (None, width)]:
-                faults[row] = (
-                    f"column {name!r} is a list of {lengths[row]} numbers, expected {width}"
-                )
+        for name in self._vectors.keys() & batch.schema.names if faults else ():
+            for row, found in ((row, batch.column(name)[row].as_py()) for row in faults):
+                if isinstance(found, list) and len(found) != (width := self._vectors[name]):
+                    faults[row] = (
+                        f"column {name!r} is a list of {len(found)} numbers, expected {width}"
+                    )
         return faults
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:

@@ -30,7 +30,6 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": pc.less,
 }
 _FORM = re.compile(rf"""\s*(.+?)\s*({"|".join(_COMPARE)})\s*(["']?)(.*?)\3\s*""")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WITH_OFFSET = re.compile(r".*:.*(Z|[+-][\d:]+)")
 
 
@@ -47,7 +46,7 @@ class Condition:
     value: str
 
     def __post_init__(self) -> None:
-        if self.operator not in ("==", "!=") and _DATE.match(self.value):
+        if self.operator not in ("==", "!=") and re.match(r"\d{4}-\d\d-\d\d", self.value):
             try:
                 date.fromisoformat(self.value[:10])
             except ValueError as error:

@@ -18,6 +18,7 @@ from ctr_ps.ctr_model.metrics import auc_of_histograms
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ctr_ps.ps_worker.data.columnar.column_values import (
+    flat,
     is_list_type,
     is_number_type,
     is_text_type,
@@ -32,6 +33,7 @@ _MIN_ROWS = 20  # of each class, for an AUC
 _CLICK_RATE = 0.99  # of the rows that are said to be clicked ones
 _MAX_BASE_RATE = 0.9
 _MIN_EVIDENCE = 20.0  # -log of the probability that so many rows are clicks by chance
+_MAX_NUMBERS = 4_000_000  # of a vector, that are looked at
 _SEED = 1
 _AFTER_CLICK = re.compile(
     r"(is_?|has_?|did_?)?(purchase|conversion|convert|cvr|buy|bought|pay|paid|payment|order|cart"
@@ -134,8 +136,14 @@ def _one_of(names: Sequence[str]) -> str:
 def predicts_label(array: pa.Array, labels: NDArray[np.float64], *, is_number: bool) -> bool:
     """Whether a column predicts the label almost perfectly; of lists the lengths count.
 
-    `labels` float64[N] are 0, 1, or nan where missing. Unless `is_number`, values are names without an order.
+    `labels` float64[N] are 0, 1, or nan where missing. Unless `is_number`, values are names without an order;
+    lists of numbers are vectors, whose numbers are looked at one by one.
     """
+    if is_number and is_list_type(array.type):
+        width = pc.max(pc.list_value_length(array)).as_py()
+        step = -(-len(array) * width // _MAX_NUMBERS)
+        parts = flat(pa.table({"v": array[::step]}), {"v": width}).columns[1:]
+        return any(predicts_label(part, labels[::step], is_number=True) for part in parts)
     is_labelled = ~np.isnan(labels)
     clicked = labels[is_labelled] == 1
     if is_list_type(array.type):

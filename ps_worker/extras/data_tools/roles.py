@@ -8,7 +8,7 @@ import fnmatch
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +42,7 @@ from ctr_ps.ps_worker.extras.data_tools.labels import (
 from ctr_ps.ps_worker.extras.data_tools.profile import NumberProfile, number_profile, scaled
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample
 
+AS_NAMES = "numbers taken as names, without an order"
 _OTHER_LABEL = (
     "its name is that of a label: add it to the schema if it is known before the click and is "
     "no label"
@@ -50,7 +51,6 @@ _OTHER_LABEL = (
 _FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
 _ROWS_PER_VALUE, _ROWS_PER_CODE = 10, 3
 _UNIQUE_SHARE = 0.95
-_MAX_NUMBERS = 4_000_000  # of a vector, that are compared with the label
 _MIN_ROWS = 100  # below, values may be unique by chance
 _UNIQUE_ID = (
     "; different in nearly every sampled row: leave it out (--ignore) if it is an id of rows "
@@ -62,7 +62,6 @@ _LONG_TAIL = 6  # largest distance from the mean in standard deviations
 _SEPARATORS = {"|": 0.3, "^": 0.3, ";": 0.5, ",": 0.5, " ": 0.5}
 _COMMON_SEPARATORS = ";, "
 
-_AS_NAMES = "numbers taken as names, without an order"
 _NUMBERS = r"^\[?[-+\d.eE]+([,;| ] *[-+\d.eE]+)+\]?$"  # lists of them in text
 _WHOLE = r"^-?(0|[1-9]\d*)$"
 _DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
@@ -113,7 +112,6 @@ class Slot(Role):
     """A slot."""
 
     separator: str = ""  # of lists in its text; "": each text is one value
-    has_numbers: bool = False  # whether its values may measure something, unlike names
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +202,7 @@ def propose(
             if (
                 labels is not None
                 and not isinstance(role, Ignored)
-                and any(
-                    predicts_label(part, given, is_number=isinstance(role, Number | Vector))
-                    for part, given in _parts(array, labels, role)
-                )
+                and predicts_label(array, labels, is_number=isinstance(role, Number | Vector))
             ):
                 leaks.append(name)
                 role = Ignored(name, f"{LEAK} ({role.why})")
@@ -223,19 +218,6 @@ def propose(
         leaks=tuple(leaks),
     )
     return _with_a_slot(proposal, sample)
-
-
-def _parts(
-    array: pa.Array, labels: NDArray[np.float64], role: Role
-) -> Iterator[tuple[pa.Array, NDArray[np.float64]]]:
-    """Yields a column with the labels; of a vector each of its numbers, in a part of the rows."""
-    if not isinstance(role, Vector):
-        yield array, labels
-        return
-    step = -(-len(array) * role.width // _MAX_NUMBERS)
-    rows = array.take(pa.array(range(0, len(array), step)))
-    for index in range(role.width):
-        yield pc.list_element(rows, index), labels[::step]
 
 
 def _matches_any(name: str, patterns: Collection[str]) -> bool:
@@ -303,11 +285,10 @@ def _role_of_lists(name: str, array: pa.Array) -> Role:
         )
     if values.null_count == len(values):
         return Ignored(name, "no value in the sampled rows")
-    has_numbers = len(lengths) == 1 and lengths[0].as_py() > 1 and pa.types.is_integer(values.type)
     why = f"lists, {len(values) / len(array):.3g} values a row, {_distinct(values):,} distinct"
-    if has_numbers:
-        why += f"; {_AS_NAMES}: for a vector write decimal numbers"
-    return Slot(name, why, has_numbers=has_numbers)
+    if len(lengths) == 1 and lengths[0].as_py() > 1 and pa.types.is_integer(values.type):
+        why += f"; {AS_NAMES}: for a vector write decimal numbers"
+    return Slot(name, why)
 
 
 def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
@@ -340,8 +321,8 @@ def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
     if sample.is_text and not is_padded and (other := _not_number(values)):
         why += f"; numbers except {other}: to have it scaled as a number, leave those empty"
     if has_numbers:
-        why += f"; {_AS_NAMES}: for numbers write them as such, not as text"
-    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}", has_numbers=has_numbers)
+        why += f"; {AS_NAMES}: for numbers write them as such, not as text"
+    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}")
 
 
 def _separator_of(values: pa.Array) -> tuple[str, float]:

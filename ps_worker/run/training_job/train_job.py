@@ -10,11 +10,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
 
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.protos.errors import counted
 from ctr_ps.protos.store import Store
-from ctr_ps.ps_server.checkpoint.publish import best_in, write_final
+from ctr_ps.ps_server.checkpoint.files.manifest import FINAL
+from ctr_ps.ps_server.checkpoint.publish import write_best
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
@@ -35,7 +37,6 @@ from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 from ctr_ps.ps_worker.training.evaluation.evaluator import (
     Figures,
     SavedStore,
-    evaluate,
     figures,
     json_value,
 )
@@ -186,9 +187,8 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
         logger.warning("workers %s were lost: the rest of their data was not trained on", lost)
     best = training.checkpoints.best()
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None
-    if job.checkpoint.dir:
-        folder = job.checkpoint.dir
-        write_final(folder, None if final is None else best_in(folder))
+    if final is not None:
+        write_best(job.checkpoint.dir, PurePosixPath(final.url).name, FINAL)
     seconds = sum(each.train_seconds for each in training.passes)
     passed = sum(each.examples for each in training.passes)
     if (evaluation := _evaluation(training, final)) is not None:
@@ -222,17 +222,8 @@ def _evaluation(training: Training, final: Checkpoint | None) -> Figures | None:
         return None
     dataset = evaluated(plan.job, plan.schema, plan.test_files, plan.stamps)
     breakdown = breakdown_of(plan.job, plan.schema, plan.test_files)()
-    if final is None:
-        metrics = run.evaluate(dataset, breakdown=breakdown)
-    else:
-        metrics = evaluate(
-            SavedStore(SavedModel(final, maps=True, verifies=True)),
-            plan.model,
-            dataset,
-            batch_size=plan.job.train.batch_size,
-            num_threads=plan.job.train.thread_num,
-            breakdown=breakdown,
-        )
+    saved = None if final is None else SavedStore(SavedModel(final, maps=True, verifies=True))
+    metrics = run.evaluate(dataset, breakdown=breakdown, reader=saved)
     metrics.warn_of_unknown()
     if not metrics.examples:
         logger.warning("nothing was evaluated: files of data.test have no rows with a label")

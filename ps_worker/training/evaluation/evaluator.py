@@ -52,8 +52,8 @@ class Evaluation(ClickMetrics):
             slots = np.repeat(slots, np.diff(lookup.offsets))
             is_unknown = ~np.any(lookup.rows, axis=1)[lookup.inverse]
             counts = self._values.setdefault(name, np.zeros((2, lookup.num_slots), np.int64))
-            counts[0] += np.bincount(slots, minlength=lookup.num_slots)
-            counts[1] += np.bincount(slots[is_unknown], minlength=lookup.num_slots)
+            for row, each in enumerate((slots, slots[is_unknown])):
+                counts[row] += np.bincount(each, minlength=lookup.num_slots)
 
     def unknown_values(self) -> dict[str, float]:
         """Returns the share of the values of a slot that no table has weights for, if there are some."""
@@ -137,8 +137,7 @@ class Figures(BreakdownFigures):
 
 def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> Figures:
     """Returns the figures of an evaluation."""
-    whole = metrics if isinstance(metrics, Evaluation) else None
-    tasks = {} if whole is None else whole.tasks
+    tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
     found: dict[str, object] = {
         "auc": metrics.auc(),
         "log_loss": metrics.log_loss(),
@@ -146,7 +145,7 @@ def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> Figure
         "accuracy": metrics.accuracy(),
         "calibration": metrics.calibration(),
         "test_examples": metrics.examples,
-        **({} if whole is None else {"unknown_values": whole.unknown_values()}),
+        **({"unknown_values": metrics.unknown_values()} if isinstance(metrics, Evaluation) else {}),
         **({} if breakdown is None else breakdown.figures()),
     }
     if any(of_task.examples for of_task in tasks.values()):

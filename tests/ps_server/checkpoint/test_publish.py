@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.files.manifest import FINAL
 from ctr_ps.ps_server.checkpoint.publish import (
     best_in,
     forget_best,
     open_data,
     publish,
     read_manifest,
+    remove_unfinished,
     require_writable,
     resolve,
     write_best,
-    write_final,
     write_latest,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
@@ -337,11 +338,14 @@ def test_folder_is_its_final_model_until_the_next_save(tmp_path: Path) -> None:
     NEW.save(tmp_path / "epoch-2")
     write_latest(tmp_path, "epoch-2")
 
-    write_final(tmp_path, "epoch-1")
+    write_best(tmp_path, "epoch-1", FINAL)
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
     assert resolve(f"{tmp_path}/LATEST") == LocalFolder(tmp_path / "epoch-2")
 
     write_latest(tmp_path, "epoch-2")
+    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
+    write_best(tmp_path, "epoch-1", FINAL)
+    remove_unfinished(tmp_path)  # as a new run does
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
 
 

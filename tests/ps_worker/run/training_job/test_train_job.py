@@ -682,7 +682,7 @@ def test_model_with_a_new_slot_begins_with_the_rows_of_the_old_ones(
         ("city user ad", "age", [], "slot 1 was 'user' and is 'city' .new slots come last."),
         ("user city", "age", [], "slot 2 was 'ad' and is 'city'"),
         ("user", "age", ["checkpoint.only=['linear']"], "slot 'ad' is missing"),
-        ("user ad city", "city", [], "another schema: label, weight or split"),
+        ("user ad city", "city", [], "another schema: numbers missing: age; new: city"),
         (
             "user ad city",
             "age",
