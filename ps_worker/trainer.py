@@ -50,12 +50,7 @@ from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
-from ctr_ps.ps_worker.training.evaluation.evaluator import (
-    Evaluation,
-    Figures,
-    OnPredictions,
-    figures,
-)
+from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, Figures, figures
 
 if TYPE_CHECKING:
     from ctr_ps.ps_worker.extras.report.importance import Importance
@@ -397,7 +392,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._require_open()
         self._require_weights(data)
         with self._errors():
-            metrics = self._evaluate(self._batches(data, self.schema, meant=self._values))
+            metrics = self._score(self._batches(data, self.schema, meant=self._values))
         if not metrics.examples:
             raise DataError("evaluate() needs labels, but no row has one: use predict()")
         return figures(metrics)
@@ -417,10 +412,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         predictions: list[NDArray[np.float32]] = [none]
         batches = self._batches(data, schema, meant=self._values)
         with self._errors():
-            self._evaluate(batches, lambda each: predictions.append(each.copy()))
+            self._score(batches, lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
 
-    def _evaluate(self, batches: Iterable[Batch], then: OnPredictions | None = None) -> Evaluation:
+    def _score(
+        self, batches: Iterable[Batch], then: Callable[..., None] | None = None
+    ) -> Evaluation:
         found = self._run.evaluate(batches, on_predictions=then)
         if self._epochs_done or self._values.are_known:  # a model before training knows no values
             found.warn_of_unknown()
