@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -86,41 +87,56 @@ class HttpListener:
         self._socket.setblocking(False)
         # host and port that are bound
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        self._accepting = asyncio.create_task(self._accept())
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        # Not sock_accept: a task that is cancelled as a connection comes loses that.
+        self._loop.add_reader(self._socket, self._accept)
 
     async def close(self) -> None:
         """Accepts no more; connections that are open stay."""
-        for task in (self._accepting, *self._handshakes):
-            task.cancel()
-        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._socket)
         self._socket.close()
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     def forget(self, connection: _Connection) -> None:
         """A connection has ended."""
         if (timer := self._open.pop(connection, None)) is not None:
             timer.cancel()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(self._socket)
-            except OSError as error:  # no descriptor is left, or the caller has gone
-                self._tell("cannot accept connections: %s", error.strerror)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if not self._has_place():
-                self._tell(
-                    "%d connections are open, all with requests: further ones are closed", self._max
-                )
-                accepted.close()
-                continue
-            connection = _Connection(self, accepted, address[0], **self._options)
-            timer = loop.call_later(FIRST_REQUEST_S, self._end_if_silent, connection)
-            self._open[connection] = timer
-            task = asyncio.create_task(self._shake_hands(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+    def _accept(self) -> None:
+        try:
+            accepted, address = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # the caller has gone
+            return
+        except OSError as error:  # no descriptor is left
+            self._tell("cannot accept connections: %s", error.strerror)
+            self._loop.remove_reader(self._socket)
+            again = (self._loop.add_reader, self._socket, self._accept)
+            self._retry = self._loop.call_later(_RETRY_S, *again)
+            return
+        if not self._has_place():
+            self._tell(
+                "%d connections are open, all with requests: further ones are closed", self._max
+            )
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = _Connection(self, accepted, address[0], **self._options)
+        timer = self._loop.call_later(FIRST_REQUEST_S, self._end_if_silent, connection)
+        self._open[connection] = timer
+        task = self._loop.create_task(self._shake_hands(connection))
+        self._handshakes.add(task)
+        task.add_done_callback(partial(self._handshake_ended, connection))
+
+    def _handshake_ended(self, connection: _Connection, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        if task.cancelled():  # before it began
+            connection.accepted.close()
+            self.forget(connection)
 
     def _has_place(self) -> bool:
         """Returns whether there is a place: a free one, or that of a silent connection, which is ended.
@@ -143,9 +159,8 @@ class HttpListener:
             connection.hang_up()
 
     async def _shake_hands(self, connection: _Connection) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: connection,
                 connection.accepted,
                 ssl=self._tls,

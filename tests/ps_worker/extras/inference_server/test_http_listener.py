@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import gc
+import socket
 import ssl
+import warnings
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +124,16 @@ async def test_process_without_descriptors_says_so_once_and_goes_on(
 ) -> None:
     monkeypatch.setattr(http_listener, "_RETRY_S", 0.0)
 
-    loop = asyncio.get_running_loop()
-    accept, failures = loop.sock_accept, 20
+    accept, failures = socket.socket.accept, 20
 
-    async def sock_accept(listening: Any) -> Any:
+    def failing(listening: socket.socket) -> Any:
         nonlocal failures
         if failures:
             failures -= 1
             raise OSError(errno.EMFILE, "Too many open files")
-        return await accept(listening)
+        return accept(listening)
 
-    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    monkeypatch.setattr(socket.socket, "accept", failing)
     async with listening() as port:
         assert await get(port, "/live") == "live"
     assert failures == 0
@@ -152,3 +154,21 @@ async def test_silent_connection_gives_way_to_others_of_its_own_address_first() 
         assert await many[0][0].read(1) == b""
         writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_connection_that_comes_as_it_closes_is_closed(turns: int, tmp_path: Path) -> None:
+    """At whatever turn of the loop: while it is accepted, and before or within its handshake."""
+    authority = CertificateAuthority(tmp_path)
+    tls = server_context(authority.credentials("server", mutual=False))
+
+    with warnings.catch_warnings(record=True) as warned, ExitStack() as stack:
+        warnings.simplefilter("always")
+        async with listening(tls=tls) as port:
+            await asyncio.sleep(0.0)
+            for _ in range(MOST):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT_S))
+            for _ in range(turns):
+                await asyncio.sleep(0.0)
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
