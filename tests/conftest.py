@@ -1,10 +1,12 @@
 """What holds for all tests: which are slow, how coroutines run, and that nothing is left behind."""
 
 import asyncio
+import gc
 import inspect
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+        return
+    # Processes share out whole files: those that take long come first, so that none is left at the end.
+    slow = Counter(item.path for item in items if "slow" in item.keywords)
+    items.sort(key=lambda item: slow[item.path], reverse=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +60,22 @@ def nothing_is_left_behind() -> Iterator[None]:
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     if children.exists():
         assert not children.read_text().split(), "a child process still runs"
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").exists() else 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def garbage_is_collected() -> Iterator[None]:
+    """What a test leaves open is reported in its own file, not in one that runs later.
+
+    Only where descriptors have become more: the collector takes a tenth of a second.
+    """
+    before = num_descriptors()
+    yield
+    if num_descriptors() > before:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
