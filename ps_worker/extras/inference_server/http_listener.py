@@ -89,8 +89,7 @@ class HttpListener:
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
-        # Not sock_accept: a task that is cancelled as a connection comes loses that.
-        self._loop.add_reader(self._socket, self._accept)
+        self._listen()
 
     async def close(self) -> None:
         """Accepts no more; connections that are open stay."""
@@ -107,6 +106,10 @@ class HttpListener:
         if (timer := self._open.pop(connection, None)) is not None:
             timer.cancel()
 
+    def _listen(self) -> None:
+        # Not sock_accept: a task that is cancelled as a connection comes loses that.
+        self._loop.add_reader(self._socket, self._accept)
+
     def _accept(self) -> None:
         try:
             accepted, address = self._socket.accept()
@@ -115,8 +118,7 @@ class HttpListener:
         except OSError as error:  # no descriptor is left
             self._tell("cannot accept connections: %s", error.strerror)
             self._loop.remove_reader(self._socket)
-            again = (self._loop.add_reader, self._socket, self._accept)
-            self._retry = self._loop.call_later(_RETRY_S, *again)
+            self._retry = self._loop.call_later(_RETRY_S, self._listen)
             return
         if not self._has_place():
             self._tell(
