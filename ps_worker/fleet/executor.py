@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import asdict
 from inspect import getsource, ismodule
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
 from ctr_ps.ps_worker.fleet.task import Task
-from ctr_ps.ps_worker.fleet.words.program import Loss
+from ctr_ps.ps_worker.fleet.words.parameters import Entry
+from ctr_ps.ps_worker.fleet.words.program import Loss, default_main_program
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
 from ctr_ps.ps_worker.fleet.words.unknown import called_as, wrong_calls
 from ctr_ps.ps_worker.job import override_job
@@ -160,7 +162,7 @@ class DistributedOptimizer:
         self,
         model: Model | Loss,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         log_every_s: float = 5.0,
         life: Mapping[str, Any] | None = None,
         non_finite: str = "fail",
@@ -174,9 +176,10 @@ class DistributedOptimizer:
         Args:
             model: For the columns of the data; a table that asks for an optimizer of its own gets it. Or the
                 loss of a static program.
-            seed: Of the initial values of all parameters.
+            seed: Of the initial values of all parameters; None: that of `paddle.seed`, else 0.
             log_every_s: Seconds between two log lines of training.
-            life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
+            life: What a job's [life] would say, before any `entry` of a program's tables;
+                `shrink_every_epochs` is up to the script.
             non_finite: As a job's `train.non_finite`, and so on for the others.
             compute: "float32" or "bfloat16".
             clip_norm: Also that of `grad_clip` of the optimizers. 0: any.
@@ -186,7 +189,10 @@ class DistributedOptimizer:
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
         """
+        program = model.program if isinstance(model, Loss) else default_main_program()
+        seed = program.seed if seed is None else seed
         if isinstance(model, Loss):
+            life = _with_entries(life or {}, program.tables)
             model = model.model_of_program(seed)
         if not hasattr(model, "tables"):
             raise UsageError(
@@ -234,6 +240,17 @@ def distributed_optimizer(
     return DistributedOptimizer(
         optimizer, strategy or DistributedStrategy(), optimizer if dense is None else dense
     )
+
+
+def _with_entries(
+    life: Mapping[str, Any], tables: Mapping[str, tuple[int, float, Entry | None]]
+) -> dict[str, Any]:
+    """Returns a [life] with the admission of tables that have an entry, and none of their own there."""
+    own = dict(life.get("tables", {}))
+    for name, (_, _, entry) in tables.items():
+        if entry is not None:
+            own[name] = {"admission": asdict(entry), **own.get(name, {})}
+    return {**life, "tables": own} if own else {**life}
 
 
 @functools.cache  # once a process

@@ -6,6 +6,7 @@
 They are applied on the servers, those that end in Row to rows only. ps_server/optimizers has the formulas.
 """
 
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -22,6 +23,7 @@ __all__ = [
     "AdamRow",
     "ClipGradByGlobalNorm",
     "Ftrl",
+    "L2Decay",
     "Momentum",
     "Optimizer",
     "lr",
@@ -53,12 +55,19 @@ class ClipGradByGlobalNorm:
         self.clip_norm = float(clip_norm)
 
 
+@dataclass(frozen=True)
+class L2Decay:
+    """A penalty of coeff / 2 |w|^2, as `weight_decay` of SGD: it adds coeff w to gradients."""
+
+    coeff: float = 0.0
+
+
 class Optimizer:
     """An optimizer of a script; its subclasses have the hyper-parameters of one of the servers' as arguments.
 
     Args:
         learning_rate: A number or a schedule.
-        weight_decay: See docs/optimizers.md; None: 0.
+        weight_decay: See docs/optimizers.md; None: 0. Of SGD it may be an L2Decay, which is the same.
         grad_clip: Clips gradients; None: they are not.
         lazy_mode: As in Paddle, of Adam and AdamRow: only the rows of a batch change. False is for dense
             parameters alone.
@@ -100,6 +109,14 @@ class Optimizer:
         if isinstance(rate, lr.LRScheduler):
             given["learning_rate"] = rate.base_lr
             self.choice["schedule"] = rate.schedule
+        decay = given.get("weight_decay")
+        if isinstance(decay, L2Decay):
+            if decay.coeff and self._name != "sgd":
+                raise UsageError(
+                    f"weight_decay of {where} is {decay!r}, which adds to gradients: only SGD has that. Give "
+                    f"the number, weight_decay={decay.coeff}, for a decay apart from them, as in AdamW"
+                )
+            given["weight_decay"] = decay.coeff
         for name, value in given.items():
             if value is None and known[name].default is None:
                 continue  # as a job that does not say

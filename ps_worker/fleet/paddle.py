@@ -1,12 +1,11 @@
 """The names of the package `paddle` in a script with a static program; words/program.py has its layers."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.fleet import executor, optimizer
-from ctr_ps.ps_worker.fleet.words import datasets, program
+from ctr_ps.ps_worker.fleet.words import datasets, parameters, program
 from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 
@@ -39,17 +38,19 @@ class _Executor(executor.Executor):
 
 
 def _nothing(*_: object, **__: object) -> Any:
-    """Stands for what has no counterpart here, and needs none: places, programs, modes."""
+    """Stands for what has no counterpart here, and needs none: places, modes."""
 
 
 _FUNCTIONAL = {name: program.operation(name) for name in program.ACTIVATIONS}
 _OF_STATIC = {
     "Executor": _Executor,
-    "auc": lambda *_, **__: (None, None, [None] * 4),  # the log has it
+    "Program": program.StaticProgram,
+    "accuracy": program.metric,
+    "auc": lambda *args, **named: (*[program.metric(*args, **named)] * 2, [None] * 4),
     "data": program.data,
-    "default_main_program": _nothing,
-    "default_startup_program": _nothing,
-    "program_guard": lambda *programs: nullcontext(),
+    "default_main_program": program.default_main_program,
+    "default_startup_program": lambda: program.default_main_program().startup,
+    "program_guard": program.program_guard,
     "nn": _Names(
         embedding=program.sparse_embedding,
         fc=program.fc,
@@ -60,12 +61,15 @@ _OF_STATIC = {
 }
 PADDLE = _Names(
     CPUPlace=_nothing,
-    ParamAttr=program.ParamAttr,
+    ParamAttr=parameters.ParamAttr,
     add=program.operation("add"),
     cast=lambda x, dtype: x,
     concat=program.concat,
     distributed=_Names(
-        InMemoryDataset=datasets.InMemoryDataset, QueueDataset=datasets.QueueDataset
+        CountFilterEntry=parameters.count_filter_entry,
+        InMemoryDataset=datasets.InMemoryDataset,
+        ProbabilityEntry=parameters.probability_entry,
+        QueueDataset=datasets.QueueDataset,
     ),
     enable_static=_nothing,
     mean=program.mean,
@@ -79,14 +83,14 @@ PADDLE = _Names(
             log_loss=program.binary_cross_entropy,
             **_FUNCTIONAL,
         ),
+        ClipGradByGlobalNorm=optimizer.ClipGradByGlobalNorm,
         initializer=_Names(
-            Constant=program.initializer("constant", value=0.0),
-            Normal=program.initializer("normal", mean=0.0, std=1.0),
-            TruncatedNormal=program.initializer("truncated_normal", mean=0.0, std=1.0),
-            Uniform=program.initializer("uniform", low=-1.0, high=1.0),
+            **{name: parameters.initializer(name) for name in parameters.INITIALIZERS}
         ),
     ),
     optimizer=optimizer,
+    regularizer=_Names(L2Decay=optimizer.L2Decay),
+    seed=program.seed,
     square=program.operation("square"),
     static=_Names(**_OF_STATIC),
     subtract=program.operation("subtract"),

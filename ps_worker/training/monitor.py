@@ -27,12 +27,13 @@ class Fetched:
     examples_per_s: float  # since the handler's last call
     loss: float  # mean over the examples; nan before the first
     auc: float  # over the same; nan without both classes
+    accuracy: float  # share of the same that was predicted right, by a probability of 0.5
     staleness: Staleness  # staleness of all workers' batches since the servers started
 
     def __str__(self) -> str:
         return (
             f"examples={self.examples} examples/s={self.examples_per_s:.0f} loss={self.loss:.5f} "
-            f"auc={self.auc:.4f} staleness={self.staleness.mean:.1f}"
+            f"auc={self.auc:.4f} accuracy={self.accuracy:.4f} staleness={self.staleness.mean:.1f}"
         )
 
 
@@ -97,10 +98,12 @@ class Fetching:
         start, last, now = self._start, self._last, self._progress.counts()
         self._last = now
         seconds = now.at_s - last.at_s
+        metrics = now.metrics.without(start.metrics)
         return Fetched(
             examples=now.examples - start.examples,
             examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
             loss=ratio(now.loss - start.loss, now.weight - start.weight),
-            auc=now.metrics.without(start.metrics).auc(),
+            auc=metrics.auc(),
+            accuracy=metrics.accuracy(),
             staleness=self._staleness(),
         )

@@ -9,21 +9,24 @@
 The rows of a slot's keys are summed. There is no vocabulary size: of `size` only the width counts.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.fleet.words.parameters import (
+    Entry,
+    Initializer,
+    ParamAttr,
+    of_shape,
+    range_of_rows,
+)
 
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax")
 
-Initializer = tuple[str | float, ...]
-"""Its name and numbers."""
-
-_ROW_RANGE = 0.01  # of new rows without an initializer
 _OF_ALL = {"name": None, "weight": None, "reduction": "mean"}
 _OF_CROSS_ENTROPY = {
     **_OF_ALL,
@@ -33,7 +36,6 @@ _OF_CROSS_ENTROPY = {
     "soft_label": False,
     "use_softmax": True,
 }
-_DEVIATION_WITHIN_2 = 0.8796  # of a normal number that is cut off at 2 deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,12 @@ class Variable:
     inputs: tuple["Variable", ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     name: str = ""  # of a column
+    program: "StaticProgram | None" = None  # of a column
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its shape, in which the number of examples is -1."""
+        return (-1, self.width)
 
     def __add__(self, other: "Variable") -> "Variable":
         return operation("add")(self, other)
@@ -67,21 +75,37 @@ class Loss:
     logit: Variable
     label: Variable
 
+    def __post_init__(self) -> None:
+        """Raises UsageError unless the label is a column, and the only label of its program."""
+        program = self.label.program
+        if program is None:
+            raise UsageError(f"the label is the result of {self.label.op}, expected static.data")
+        if program.label not in (None, self.label):
+            raise UsageError(
+                f"losses have the labels {program.label.name!r} and {self.label.name!r}, expected one"
+            )
+        program.label = self.label
+
+    @property
+    def program(self) -> "StaticProgram":
+        """The program of its columns."""
+        assert self.label.program is not None
+        return self.label.program
+
     def model_of_program(self, seed: int) -> Model:
         """Returns the module of the program; its columns are those of `data`."""
         # Late: an extra, whose absence this import says.
         import ctr_ps.ctr_model.torch as modules
         from ctr_ps.ctr_model.torch.zoo.program import Program
 
-        _PROGRAM.label = self.label
-        numbers = [each for each in _PROGRAM.features if each.op == "dense"]
+        numbers = [each for each in self.program.features if each.op == "dense"]
         if len(numbers) > 1:
             raise UsageError(
                 f"there are several columns of numbers, {', '.join(each.name for each in numbers)}, "
                 "expected one, whose shape is [None, N]"
             )
         return modules.TorchModel(
-            _PROGRAM.schema(), Program, {"operations": _listed(self.logit)}, seed=seed
+            self.program.schema(), Program, {"operations": _listed(self.logit)}, seed=seed
         )
 
 
@@ -93,6 +117,8 @@ def _listed(result: Variable) -> list[dict[str, Any]]:
     def place(each: Variable) -> int:
         if each.op == "keys":
             raise UsageError(f"the keys of {each.name!r} are used without a sparse_embedding")
+        if each.op == "metric":
+            raise UsageError("the result of static.auc or static.accuracy is used by the network")
         if id(each) not in places:
             inputs = [place(one) for one in each.inputs]
             of_all = {"op": each.op, "width": each.width, "inputs": inputs}
@@ -104,16 +130,28 @@ def _listed(result: Variable) -> list[dict[str, Any]]:
     return operations
 
 
-class _Program:
+class StaticProgram:
     """The columns that a script has declared, and which of them is the label."""
 
+    random_seed = 0  # of `paddle.seed`, or set for a program
+
     def __init__(self) -> None:
+        self.startup = self  # has the random seed, if not this
         self.columns: list[Variable] = []
         self.label: Variable | None = None
         self.num_tables = 0
-        # width and range of each table; the names of layers' weights
-        self.tables: dict[str, tuple[int, float]] = {}
+        # width, range and entry of each table; the names of layers' weights
+        self.tables: dict[str, tuple[int, float, Entry | None]] = {}
         self.weights: set[str] = set()
+
+    @property
+    def seed(self) -> int:
+        """The seed of its initial values."""
+        return self.random_seed or self.startup.random_seed
+
+    def clone(self, for_test: bool = False) -> "StaticProgram":
+        """Returns this program: predictions leave dropout out anyway."""
+        return self
 
     @property
     def features(self) -> list[Variable]:
@@ -124,7 +162,7 @@ class _Program:
         """Returns the schema of the columns in the order of their declaration."""
         if self.label is None:
             raise UsageError(
-                "which column is the label is known from the loss: make it, and minimize it, before init()"
+                "which column is the label is known from the loss: make it before init()"
             )
         names = [
             each.name if each.width == 1 else f"{each.name}_{index}"
@@ -139,7 +177,31 @@ class _Program:
         )
 
 
-_PROGRAM = _Program()
+_PROGRAMS = [StaticProgram()]  # the last one is the current one
+
+
+def default_main_program() -> StaticProgram:
+    """Returns the program to which columns and layers are added."""
+    return _PROGRAMS[-1]
+
+
+@contextmanager
+def program_guard(
+    main_program: StaticProgram, startup_program: StaticProgram | None = None
+) -> Iterator[None]:
+    """Adds columns and layers to a program."""
+    main_program.startup = startup_program or main_program
+    _PROGRAMS.append(main_program)
+    try:
+        yield
+    finally:
+        _PROGRAMS.pop()
+
+
+def seed(seed: int) -> StaticProgram:
+    """Sets the seed of initial values, of programs that have none of their own."""
+    StaticProgram.random_seed = seed
+    return default_main_program()
 
 
 def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
@@ -153,17 +215,18 @@ def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
             f"{what} is {columns!r}, expected a Schema of the columns, ctr_ps.Schema(dense=(DenseColumn(name="
             "'age'),), slots=('user', 'ad')), or variables of paddle.static.data"
         )
-    names, declared = ([each.name for each in these] for these in (given, _PROGRAM.columns))
+    program = given[0].program or default_main_program()
+    names, declared = ([each.name for each in these] for these in (given, program.columns))
     if sorted(names) != sorted(declared):
         raise UsageError(
             f"{what} has {', '.join(names)}, expected each variable of static.data once: "
             f"{', '.join(declared)}"
         )
     order = [
-        "dense_input" if each.op == "dense" and each is not _PROGRAM.label else each.name
+        "dense_input" if each.op == "dense" and each is not program.label else each.name
         for each in given
     ]
-    return _PROGRAM.schema(), order
+    return program.schema(), order
 
 
 def data(
@@ -175,8 +238,10 @@ def data(
     width = shape[-1] or 0
     if dtype == "float32" and width < 1:
         raise UsageError(f"shape of {name!r} is {shape}, expected [None, N]")
-    found = Variable("keys" if dtype == "int64" else "dense", max(width, 1), name=name)
-    _PROGRAM.columns.append(found)
+    program = default_main_program()
+    op = "keys" if dtype == "int64" else "dense"
+    found = Variable(op, max(width, 1), name=name, program=program)
+    program.columns.append(found)
     return found
 
 
@@ -201,20 +266,24 @@ def sparse_embedding(
         raise UsageError(
             f"the input of sparse_embedding is {input!r}, expected data of dtype int64"
         )
-    for name, value in (("padding_idx", padding_idx), ("entry", entry)):
-        if value is not None:
-            raise UsageError(
-                f"{name} of sparse_embedding is {value!r}, but is not supported: leave it out (for entry, "
-                "minimize(loss, life={...}) of docs/feature_life.md)"
-            )
-    _PROGRAM.num_tables += 1
-    attr = param_attr or ParamAttr()
-    table = attr.name or f"embedding_{_PROGRAM.num_tables}"
-    of_table = (size[1], _range_of(attr.initializer))
-    if (known := _PROGRAM.tables.setdefault(table, of_table)) != of_table:
+    if padding_idx is not None:
         raise UsageError(
-            f"table {table!r} has width and range {of_table}, and {known} elsewhere: slots of a table share "
-            "both"
+            f"padding_idx of sparse_embedding is {padding_idx!r}, but is not supported: leave it out"
+        )
+    if not isinstance(entry, Entry | None):
+        raise UsageError(
+            f"entry of sparse_embedding is {entry!r}, expected a CountFilterEntry or ProbabilityEntry of "
+            "paddle.distributed; for other rules minimize(loss, life={...}), docs/feature_life.md"
+        )
+    program = default_main_program()
+    program.num_tables += 1
+    attr = param_attr or ParamAttr()
+    table = attr.name or f"embedding_{program.num_tables}"
+    of_table = (size[1], range_of_rows(of_shape(attr.initializer, size[0], size[1])), entry)
+    if (known := program.tables.setdefault(table, of_table)) != of_table:
+        raise UsageError(
+            f"table {table!r} has width, range and entry {of_table}, and {known} elsewhere: slots of a "
+            "table share them"
         )
     settings = {"slot": input.name, "table": table, "pooling": "sum", "init_range": of_table[1]}
     return Variable("embedding", size[1], (), settings)
@@ -249,6 +318,7 @@ def fc(
         raise UsageError(f"num_flatten_dims of fc is {num_flatten_dims}, expected 1")
     if activation not in (None, *ACTIVATIONS):
         raise UsageError(f"activation of fc is {activation!r}, expected {', '.join(ACTIVATIONS)}")
+    weights = default_main_program().weights
     attrs = {
         name: ParamAttr(initializer=attr) if isinstance(attr, tuple) else attr
         for name, attr in (("weight", weight_attr), ("bias", bias_attr))
@@ -257,13 +327,16 @@ def fc(
         raise UsageError(f"weight_attr or bias_attr of fc is {attrs}, expected one ParamAttr each")
     for attr in attrs.values():
         if isinstance(attr, ParamAttr) and attr.name:
-            if attr.name in _PROGRAM.weights:
+            if attr.name in weights:
                 raise UsageError(
                     f"two layers have the parameter {attr.name!r}, but none can be shared"
                 )
-            _PROGRAM.weights.add(attr.name)
+            weights.add(attr.name)
+    fan_in = {"weight": inputs.width, "bias": size}
     settings: dict[str, Any] = {
-        name: list((isinstance(attr, ParamAttr) and attr.initializer) or ())
+        name: list(of_shape(attr.initializer, fan_in[name], size) or ())
+        if isinstance(attr, ParamAttr)
+        else []
         for name, attr in attrs.items()
     }
     if bias_attr is False:
@@ -354,39 +427,6 @@ def mean(x: Loss) -> Loss:
     return x
 
 
-@dataclass(frozen=True)
-class ParamAttr:
-    """Name and initializer of a parameter; rates and regularizers are those of the optimizer."""
-
-    name: str | None = None
-    initializer: tuple[str | float, ...] | None = None
-
-
-def _range_of(initializer: tuple[Any, ...] | None) -> float:
-    """Returns the range of new rows, which are uniform, with the deviation of the initializer."""
-    match initializer:
-        case None:
-            return _ROW_RANGE
-        case "uniform", low, high if high == -low >= 0:
-            return float(high)
-        case "normal", 0.0, deviation:
-            return float(deviation) * math.sqrt(3)
-        case "truncated_normal", 0.0, deviation:
-            return float(deviation) * _DEVIATION_WITHIN_2 * math.sqrt(3)
-        case "constant", 0.0:
-            return 0.0
-    raise UsageError(
-        f"the initializer of rows is {initializer}, expected a Uniform(-r, r), Normal(0, s) or Constant(0)"
-    )
-
-
-def initializer(name: str, **defaults: float) -> Callable[..., tuple[str | float, ...]]:
-    """Returns a function of an initializer's numbers, as in Paddle."""
-
-    def make(*values: float, **named: float) -> tuple[str | float, ...]:
-        numbers = {**defaults, **dict(zip(defaults, values, strict=False)), **named}
-        if len(values) > len(defaults) or len(numbers) > len(defaults):
-            raise UsageError(f"initializer {name} of {[*values]} and {named}: it has {[*defaults]}")
-        return (name, *numbers.values())
-
-    return make
+def metric(input: Variable, label: Variable, *_: object, **__: object) -> Variable:
+    """Stands for a metric, which training prints."""
+    return Variable("metric", 1, (input, label))

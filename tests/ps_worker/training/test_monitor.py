@@ -42,9 +42,12 @@ def test_handler_is_called_once_more_at_the_end() -> None:
         run.now_s = 102.0
 
     assert told == [
-        Fetched(examples=10, examples_per_s=5.0, loss=0.5, auc=1.0, staleness=STALENESS)
+        Fetched(
+            examples=10, examples_per_s=5.0, loss=0.5, auc=1.0, accuracy=1.0, staleness=STALENESS
+        )
     ]
-    assert str(told[0]) == "examples=10 examples/s=5 loss=0.50000 auc=1.0000 staleness=3.0"
+    line = "examples=10 examples/s=5 loss=0.50000 auc=1.0000 accuracy=1.0000 staleness=3.0"
+    assert str(told[0]) == line
 
 
 def test_figures_are_of_this_pass_alone() -> None:
