@@ -5,7 +5,6 @@ import logging
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
 from inspect import getsource, ismodule
 from typing import Any, Literal
 
@@ -21,8 +20,8 @@ from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
 from ctr_ps.ps_worker.fleet.task import Task
-from ctr_ps.ps_worker.fleet.words.parameters import Entry
 from ctr_ps.ps_worker.fleet.words.program import Loss, default_main_program
+from ctr_ps.ps_worker.fleet.words.settings import as_calls
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
 from ctr_ps.ps_worker.fleet.words.unknown import called_as, wrong_calls
 from ctr_ps.ps_worker.job import override_job
@@ -189,10 +188,10 @@ class DistributedOptimizer:
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
         """
-        program = model.program if isinstance(model, Loss) else default_main_program()
+        program = model.label.program if isinstance(model, Loss) else default_main_program()
         seed = program.seed if seed is None else seed
         if isinstance(model, Loss):
-            life = _with_entries(life or {}, program.tables)
+            life = program.life(life or {})
             model = model.model_of_program(seed)
         if not hasattr(model, "tables"):
             raise UsageError(
@@ -220,6 +219,7 @@ class DistributedOptimizer:
             },
             [],
             source="this script",
+            words=as_calls,
         )
         require_optimizers(job, model)
         require_base_rate(job, model)
@@ -240,17 +240,6 @@ def distributed_optimizer(
     return DistributedOptimizer(
         optimizer, strategy or DistributedStrategy(), optimizer if dense is None else dense
     )
-
-
-def _with_entries(
-    life: Mapping[str, Any], tables: Mapping[str, tuple[int, float, Entry | None]]
-) -> dict[str, Any]:
-    """Returns a [life] with the admission of tables that have an entry, and none of their own there."""
-    own = dict(life.get("tables", {}))
-    for name, (_, _, entry) in tables.items():
-        if entry is not None:
-            own[name] = {"admission": asdict(entry), **own.get(name, {})}
-    return {**life, "tables": own} if own else {**life}
 
 
 @functools.cache  # once a process

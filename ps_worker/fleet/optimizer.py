@@ -6,9 +6,8 @@
 They are applied on the servers, those that end in Row to rows only. ps_server/optimizers has the formulas.
 """
 
-from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from ctr_ps.protos.errors import UsageError, did_you_mean
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
@@ -55,11 +54,12 @@ class ClipGradByGlobalNorm:
         self.clip_norm = float(clip_norm)
 
 
-@dataclass(frozen=True)
-class L2Decay:
-    """A penalty of coeff / 2 |w|^2, as `weight_decay` of SGD: it adds coeff w to gradients."""
+class L2Decay(float):
+    """A `weight_decay` that is added to gradients, coeff w: of SGD only, where both are the same."""
 
-    coeff: float = 0.0
+    def __new__(cls, coeff: float = 0.0) -> Self:
+        """Returns the number; Paddle's argument has a name."""
+        return super().__new__(cls, coeff)
 
 
 class Optimizer:
@@ -109,17 +109,14 @@ class Optimizer:
         if isinstance(rate, lr.LRScheduler):
             given["learning_rate"] = rate.base_lr
             self.choice["schedule"] = rate.schedule
-        decay = given.get("weight_decay")
-        if isinstance(decay, L2Decay):
-            if decay.coeff and self._name != "sgd":
-                raise UsageError(
-                    f"weight_decay of {where} is {decay!r}, which adds to gradients: only SGD has that. Give "
-                    f"the number, weight_decay={decay.coeff}, for a decay apart from them, as in AdamW"
-                )
-            given["weight_decay"] = decay.coeff
         for name, value in given.items():
             if value is None and known[name].default is None:
                 continue  # as a job that does not say
+            if isinstance(value, L2Decay) and value and self._name != "sgd":
+                raise UsageError(
+                    f"{name} of {where} is L2Decay({value}), added to gradients: only SGD has that. Give "
+                    f"the number, {name}={value}, for a decay apart from them, as in AdamW"
+                )
             if not isinstance(value, int | float):
                 raise UsageError(f"{name} of {where} is {value!r}, expected a number")
             self.choice[name] = float(value)

@@ -1,5 +1,6 @@
 """The names of the package `paddle` in a script with a static program; words/program.py has its layers."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -41,6 +42,8 @@ def _nothing(*_: object, **__: object) -> Any:
     """Stands for what has no counterpart here, and needs none: places, modes."""
 
 
+_OF_KAIMING = {"fan_in": None, "negative_slope": 0.0, "nonlinearity": "relu"}
+_OF_XAVIER = {"fan_in": None, "fan_out": None, "gain": 1.0}
 _FUNCTIONAL = {name: program.operation(name) for name in program.ACTIVATIONS}
 _OF_STATIC = {
     "Executor": _Executor,
@@ -66,9 +69,9 @@ PADDLE = _Names(
     cast=lambda x, dtype: x,
     concat=program.concat,
     distributed=_Names(
-        CountFilterEntry=parameters.count_filter_entry,
+        CountFilterEntry=parameters.entry("count", int, sys.maxsize),
         InMemoryDataset=datasets.InMemoryDataset,
-        ProbabilityEntry=parameters.probability_entry,
+        ProbabilityEntry=parameters.entry("probability", float, 1.0),
         QueueDataset=datasets.QueueDataset,
     ),
     enable_static=_nothing,
@@ -85,7 +88,14 @@ PADDLE = _Names(
         ),
         ClipGradByGlobalNorm=optimizer.ClipGradByGlobalNorm,
         initializer=_Names(
-            **{name: parameters.initializer(name) for name in parameters.INITIALIZERS}
+            Constant=parameters.initializer("constant", value=0.0),
+            KaimingNormal=parameters.initializer("kaiming_normal", **_OF_KAIMING),
+            KaimingUniform=parameters.initializer("kaiming_uniform", **_OF_KAIMING),
+            Normal=parameters.initializer("normal", mean=0.0, std=1.0),
+            TruncatedNormal=parameters.initializer("truncated_normal", mean=0.0, std=1.0),
+            Uniform=parameters.initializer("uniform", low=-1.0, high=1.0),
+            XavierNormal=parameters.initializer("xavier_normal", **_OF_XAVIER),
+            XavierUniform=parameters.initializer("xavier_uniform", **_OF_XAVIER),
         ),
     ),
     optimizer=optimizer,

@@ -138,14 +138,13 @@ def require_base_rate(job: Job, model: Model) -> None:
     if not expected:
         raise job.error(
             "train.base_rate",
-            f"model {job.model.name!r} does not declare the biases of its logits: give them initial values "
-            "in the model, and remove train.base_rate",
+            "the model does not declare the biases of its logits: give them initial values in the model, "
+            "and remove train.base_rate",
         )
     if len(rates) != expected:
         raise job.error(
             "train.base_rate",
-            f"train.base_rate has {len(rates)} rates, but model {job.model.name!r} has {expected} logits "
-            f"with a bias",
+            f"train.base_rate has {len(rates)} rates, but the model has {expected} logits with a bias",
         )
 
 

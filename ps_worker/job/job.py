@@ -1,7 +1,7 @@
 """A whole job: all its sections, checked, and the place where each key was written."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
@@ -44,6 +44,9 @@ class Origin:
     overrides: tuple[str, ...] = field(default=(), compare=False)  # `section.key=value`, in order
     # Keys as written under another name, by their name in the job.
     aliases: Mapping[KeyPath, KeyPath] = field(default_factory=dict, compare=False)
+    words: Callable[[str], str] = field(
+        default=str, compare=False
+    )  # a message as its readers say it
 
     def as_written(self, key: Sequence[str]) -> KeyPath:
         """Returns the key under the name with which it was written."""
@@ -156,7 +159,11 @@ class Job(Section):
     def error(self, key: str, fault: str) -> JobError:
         """Returns the error with the origin of `section.key`, its name, and the fault."""
         named = fault if fault.startswith(key) else f"{key}: {fault}"
-        return JobError(f"{self.place_of(key)}: {named}")
+        return JobError(f"{self.place_of(key)}: {self.in_words(named)}")
+
+    def in_words(self, message: str) -> str:
+        """Returns a message that names keys, with what they are called where the job was written."""
+        return self._origin.words(message)
 
     @contextmanager
     def errors(self, key: str, *kinds: type[Exception]) -> Iterator[None]:

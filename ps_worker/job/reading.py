@@ -6,7 +6,7 @@ A wrong key or value raises JobError, which suggests known keys for an unknown o
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -40,9 +40,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return _job_of(data, Origin(source=str(path), overrides=tuple(overrides)))
 
 
-def override_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str) -> Job:
-    """Returns the job of nested mappings; `source` is its name in errors."""
-    return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
+def override_job(
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    source: str,
+    words: Callable[[str], str] = str,
+) -> Job:
+    """Returns the job of nested mappings; `source` is its name in errors, `words` renames keys there."""
+    return _job_of(data, Origin(source=source, overrides=tuple(overrides), words=words))
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
@@ -96,7 +102,7 @@ def explain(detail: ErrorDetails, origin: Origin) -> str:
     path = origin.as_written([str(part) for part in detail["loc"]])
     is_missing = detail["type"] == "missing"  # what brought the table around it lacks it
     place = origin.places(path[:-1])[-1] if is_missing else origin.of(path)
-    return f"{place}: {_fault(detail, path)}"
+    return f"{place}: {origin.words(_fault(detail, path))}"
 
 
 def first_named(names: Collection[str], error: Exception) -> str | None:

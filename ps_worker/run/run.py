@@ -82,7 +82,7 @@ class Run(AbstractContextManager["Run"]):
         self.progress = Progress(
             every_s=job.train.log_every_s,
             has_log_loss=getattr(model, "has_log_loss", False),
-            advice=advice_on_loss(job, is_in_process=role.is_in_process),
+            advice=job.in_words(advice_on_loss(job, is_in_process=role.is_in_process)),
             rates=LearningRates(plan.specs.optimizers, lambda: store.status().batches).shown,
         )
         self.non_finite = NonFiniteBatches(

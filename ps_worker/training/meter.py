@@ -344,7 +344,7 @@ class LearningRates:
             self._has_ended = True
             logger.warning(
                 "%s is no longer trained: by its schedule it has learning rate 0 after %d batches of all "
-                "workers. Raise optimizer.schedule.total_steps, or set end_factor above 0",
+                "workers. Raise total_steps of the schedule, or set end_factor above 0",
                 ", ".join(ended),
                 batches,
             )

@@ -55,7 +55,7 @@ class NonFiniteBatches:
         if faults and self._policy == "fail":
             raise GradientError(
                 f"{self._whose}batch {number}: {next(iter(faults.values()))}; the batch was not applied: "
-                "lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
+                "lower the learning rate, check the scaling of the input, or set non_finite = 'skip'"
             )
         with self._lock:
             self._recent.append(bool(faults))

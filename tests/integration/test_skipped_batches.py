@@ -79,7 +79,7 @@ def test_workers_of_a_cluster_skip_their_own_batches(mode: str, thread_num: int)
 def test_without_the_policy_the_run_ends_with_the_number_of_the_batch(mode: str) -> None:
     with cluster() as servers:
         client = servers.client(joins=False)
-        with pytest.raises(GradientError, match=r"^batch 3: .* set train.non_finite = 'skip'"):
+        with pytest.raises(GradientError, match=r"^batch 3: .* set non_finite = 'skip'"):
             train(client, [*GOOD[:2], BAD, *GOOD[2:]], job(mode), is_in_process=False)
 
 

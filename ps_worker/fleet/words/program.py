@@ -23,6 +23,7 @@ from ctr_ps.ps_worker.fleet.words.parameters import (
     ParamAttr,
     of_shape,
     range_of_rows,
+    require_defaults,
 )
 
 ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax")
@@ -36,98 +37,6 @@ _OF_CROSS_ENTROPY = {
     "soft_label": False,
     "use_softmax": True,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Variable:
-    """The data of a column, or what an operation makes of others: [B, width]."""
-
-    op: str  # "dense" or "keys" of a column, or an operation of `Program`
-    width: int
-    inputs: tuple["Variable", ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    name: str = ""  # of a column
-    program: "StaticProgram | None" = None  # of a column
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its shape, in which the number of examples is -1."""
-        return (-1, self.width)
-
-    def __add__(self, other: "Variable") -> "Variable":
-        return operation("add")(self, other)
-
-    def __sub__(self, other: "Variable") -> "Variable":
-        return operation("subtract")(self, other)
-
-    def __mul__(self, other: "Variable | float") -> "Variable":
-        if isinstance(other, int | float):
-            return Variable("scale", self.width, (self,), {"factor": float(other)})
-        return operation("multiply")(self, other)
-
-    __rmul__ = __mul__
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The log loss of a logit: what `minimize` takes, in place of a model."""
-
-    logit: Variable
-    label: Variable
-
-    def __post_init__(self) -> None:
-        """Raises UsageError unless the label is a column, and the only label of its program."""
-        program = self.label.program
-        if program is None:
-            raise UsageError(f"the label is the result of {self.label.op}, expected static.data")
-        if program.label not in (None, self.label):
-            raise UsageError(
-                f"losses have the labels {program.label.name!r} and {self.label.name!r}, expected one"
-            )
-        program.label = self.label
-
-    @property
-    def program(self) -> "StaticProgram":
-        """The program of its columns."""
-        assert self.label.program is not None
-        return self.label.program
-
-    def model_of_program(self, seed: int) -> Model:
-        """Returns the module of the program; its columns are those of `data`."""
-        # Late: an extra, whose absence this import says.
-        import ctr_ps.ctr_model.torch as modules
-        from ctr_ps.ctr_model.torch.zoo.program import Program
-
-        numbers = [each for each in self.program.features if each.op == "dense"]
-        if len(numbers) > 1:
-            raise UsageError(
-                f"there are several columns of numbers, {', '.join(each.name for each in numbers)}, "
-                "expected one, whose shape is [None, N]"
-            )
-        return modules.TorchModel(
-            self.program.schema(), Program, {"operations": _listed(self.logit)}, seed=seed
-        )
-
-
-def _listed(result: Variable) -> list[dict[str, Any]]:
-    """Returns the operations of a result in their order, as `Program` takes them."""
-    places: dict[int, int] = {}
-    operations: list[dict[str, Any]] = []
-
-    def place(each: Variable) -> int:
-        if each.op == "keys":
-            raise UsageError(f"the keys of {each.name!r} are used without a sparse_embedding")
-        if each.op == "metric":
-            raise UsageError("the result of static.auc or static.accuracy is used by the network")
-        if id(each) not in places:
-            inputs = [place(one) for one in each.inputs]
-            of_all = {"op": each.op, "width": each.width, "inputs": inputs}
-            operations.append({**of_all, **each.settings})
-            places[id(each)] = len(operations) - 1
-        return places[id(each)]
-
-    place(result)
-    return operations
 
 
 class StaticProgram:
@@ -149,12 +58,21 @@ class StaticProgram:
         """The seed of its initial values."""
         return self.random_seed or self.startup.random_seed
 
+    def life(self, of_script: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a job's [life], with the entries of tables that it has no admission for."""
+        tables = dict(of_script.get("tables", {}))
+        for name, (*_, entry) in self.tables.items():
+            if entry is not None:
+                admission = dict(zip(("policy", "threshold"), entry, strict=True))
+                tables[name] = {"admission": admission, **tables.get(name, {})}
+        return {**of_script, "tables": tables}
+
     def clone(self, for_test: bool = False) -> "StaticProgram":
         """Returns this program: predictions leave dropout out anyway."""
         return self
 
     @property
-    def features(self) -> list[Variable]:
+    def features(self) -> list["Variable"]:
         """The columns without the label."""
         return [each for each in self.columns if each is not self.label]
 
@@ -204,6 +122,90 @@ def seed(seed: int) -> StaticProgram:
     return default_main_program()
 
 
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """The data of a column, or what an operation makes of others: [B, width]."""
+
+    op: str  # "dense" or "keys" of a column, or an operation of `Program`
+    width: int
+    inputs: tuple["Variable", ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = ""  # of a column
+    program: StaticProgram = field(default_factory=default_main_program)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its shape, in which the number of examples is -1."""
+        return (-1, self.width)
+
+    def __add__(self, other: "Variable") -> "Variable":
+        return operation("add")(self, other)
+
+    def __sub__(self, other: "Variable") -> "Variable":
+        return operation("subtract")(self, other)
+
+    def __mul__(self, other: "Variable | float") -> "Variable":
+        if isinstance(other, int | float):
+            return Variable("scale", self.width, (self,), {"factor": float(other)})
+        return operation("multiply")(self, other)
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The log loss of a logit: what `minimize` takes, in place of a model."""
+
+    logit: Variable
+    label: Variable
+
+    def __post_init__(self) -> None:
+        """Raises UsageError unless the label is a column, and the only label of its program."""
+        program = self.label.program
+        if self.label not in program.columns or program.label not in (None, self.label):
+            raise UsageError(
+                f"the label is {self.label.name or self.label.op!r}, expected one column for all losses"
+            )
+        program.label = self.label
+
+    def model_of_program(self, seed: int) -> Model:
+        """Returns the module of the program; its columns are those of `data`."""
+        # Late: an extra, whose absence this import says.
+        import ctr_ps.ctr_model.torch as modules
+        from ctr_ps.ctr_model.torch.zoo.program import Program
+
+        program = self.label.program
+        numbers = [each for each in program.features if each.op == "dense"]
+        if len(numbers) > 1:
+            raise UsageError(
+                f"there are several columns of numbers, {', '.join(each.name for each in numbers)}, "
+                "expected one, whose shape is [None, N]"
+            )
+        return modules.TorchModel(
+            program.schema(), Program, {"operations": _listed(self.logit)}, seed=seed
+        )
+
+
+def _listed(result: Variable) -> list[dict[str, Any]]:
+    """Returns the operations of a result in their order, as `Program` takes them."""
+    places: dict[int, int] = {}
+    operations: list[dict[str, Any]] = []
+
+    def place(each: Variable) -> int:
+        if each.op in ("keys", "metric"):
+            why = "used without a sparse_embedding" if each.name else "no part of the network"
+            raise UsageError(f"the {each.op} {each.name!r} are {why}")
+        if id(each) not in places:
+            inputs = [place(one) for one in each.inputs]
+            of_all = {"op": each.op, "width": each.width, "inputs": inputs}
+            operations.append({**of_all, **each.settings})
+            places[id(each)] = len(operations) - 1
+        return places[id(each)]
+
+    place(result)
+    return operations
+
+
 def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
     """Returns the schema of the program, and the order of its variables as columns of multi-slot text.
 
@@ -215,7 +217,7 @@ def schema_of(columns: object, what: str) -> tuple[Schema, list[str]]:
             f"{what} is {columns!r}, expected a Schema of the columns, ctr_ps.Schema(dense=(DenseColumn(name="
             "'age'),), slots=('user', 'ad')), or variables of paddle.static.data"
         )
-    program = given[0].program or default_main_program()
+    program = given[0].program
     names, declared = ([each.name for each in these] for these in (given, program.columns))
     if sorted(names) != sorted(declared):
         raise UsageError(
@@ -238,10 +240,8 @@ def data(
     width = shape[-1] or 0
     if dtype == "float32" and width < 1:
         raise UsageError(f"shape of {name!r} is {shape}, expected [None, N]")
-    program = default_main_program()
-    op = "keys" if dtype == "int64" else "dense"
-    found = Variable(op, max(width, 1), name=name, program=program)
-    program.columns.append(found)
+    found = Variable("keys" if dtype == "int64" else "dense", max(width, 1), name=name)
+    found.program.columns.append(found)
     return found
 
 
@@ -270,7 +270,7 @@ def sparse_embedding(
         raise UsageError(
             f"padding_idx of sparse_embedding is {padding_idx!r}, but is not supported: leave it out"
         )
-    if not isinstance(entry, Entry | None):
+    if not isinstance(entry, tuple | None):
         raise UsageError(
             f"entry of sparse_embedding is {entry!r}, expected a CountFilterEntry or ProbabilityEntry of "
             "paddle.distributed; for other rules minimize(loss, life={...}), docs/feature_life.md"
@@ -380,20 +380,11 @@ def operation(op: str) -> Callable[..., Variable]:
     return apply
 
 
-def _require_defaults(
-    call: str, given: Mapping[str, object], defaults: Mapping[str, object]
-) -> None:
-    """Refuses what changes a loss."""
-    for name, value in given.items():
-        if name not in defaults or value not in (None, defaults[name]):
-            raise UsageError(f"{name} of {call} is {value!r}, but is not supported: leave it out")
-
-
 def cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the probabilities or logits of two classes, [B, 2]."""
     if of_paddle.get("use_softmax") is False and input.op == "softmax":
         of_paddle["use_softmax"] = True  # as is done here: the softmax counts once
-    _require_defaults("cross_entropy", of_paddle, _OF_CROSS_ENTROPY)
+    require_defaults("cross_entropy", of_paddle, _OF_CROSS_ENTROPY)
     if input.width != 2:
         raise UsageError(f"cross_entropy of {input.width} classes, expected 2: no click, click")
     inner = input.inputs[0] if input.op == "softmax" else input
@@ -402,7 +393,7 @@ def cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss
 
 def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the probability of a click, [B, 1]: the result of a sigmoid."""
-    _require_defaults("binary_cross_entropy", of_paddle, {**_OF_ALL, "epsilon": 1e-4})
+    require_defaults("binary_cross_entropy", of_paddle, {**_OF_ALL, "epsilon": 1e-4})
     if input.op != "sigmoid" or input.width != 1:
         raise UsageError(
             f"the input is the result of {input.op}, {input.width} wide, expected that of a sigmoid, 1 wide"
@@ -412,9 +403,7 @@ def binary_cross_entropy(input: Variable, label: Variable, **of_paddle: object) 
 
 def binary_cross_entropy_with_logits(logit: Variable, label: Variable, **of_paddle: object) -> Loss:
     """Returns the loss of the logit of a click, [B, 1]."""
-    _require_defaults(
-        "binary_cross_entropy_with_logits", of_paddle, {**_OF_ALL, "pos_weight": None}
-    )
+    require_defaults("binary_cross_entropy_with_logits", of_paddle, {**_OF_ALL, "pos_weight": None})
     if logit.width != 1:
         raise UsageError(f"the logit is {logit.width} wide, expected 1")
     return Loss(logit, label)

@@ -215,7 +215,7 @@ def test_rows_of_adagrad_start_by_the_size_of_a_batch_unless_the_script_says(
     ("settings", "message"),
     [
         ({"clip_norm": 2.0}, r"clip_norm is 2\.0, but grad_clip is 0\.5"),
-        ({"dropout": 1.5}, r"train\.dropout"),
+        ({"dropout": 1.5}, r"minimize.dropout=. is 1\.5"),
         ({"clip_norm": -1.0}, r"train\.clip_norm|but grad_clip is"),
     ],
 )

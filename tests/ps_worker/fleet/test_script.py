@@ -19,6 +19,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker import fleet
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.fleet.words.settings import as_calls
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.predict.predictor import Predictor
@@ -107,14 +108,41 @@ def test_dense_parameters_may_have_an_optimizer_of_their_own() -> None:
 def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(
         UsageError,
-        match=r"optimizer\.sparse\.learning_rate: learning_rate of optimizer 'sgd' is -1",
+        match=r"this script: learning_rate of the optimizer: .* of optimizer 'sgd' is -1",
     ):
         executor_of(optimizer=fleet.optimizer.SGD(learning_rate=-1.0))
 
 
 def test_setting_out_of_range_is_refused_by_its_key() -> None:
-    with pytest.raises(JobError, match=r"this script: strategy\.async\.send_queue_size is 0: "):
+    with pytest.raises(JobError, match=r"this script: strategy\.async_\.send_queue_size is 0: "):
         executor_of(mode="sync", async_={"send_queue_size": 0})
+
+
+def test_advice_names_the_calls_of_a_script(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"log_every_s": 1e-6}
+    executor = executor_of(optimizer=fleet.optimizer.SGD(learning_rate=4.0), settings=settings)
+    for _ in range(10):
+        executor.train_from_dataset(BATCHES)
+
+    (advice,) = {each.split(": try ")[1] for each in caplog.messages if ": try " in each}
+    assert advice.startswith(
+        "learning_rate of the optimizer below 4, or the optimizer's default, learning_rate of the dense "
+        "optimizer below 4, or the optimizer's default, a larger dataset.init(batch_size=); check"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "call"),
+    [
+        ("train.non_finite is 'x'", "minimize(non_finite=) is 'x'"),
+        ("set train.batch_size.", "set dataset.init(batch_size=)."),
+        ("life.tables.a.max_unseen: it", "tables.a.max_unseen in minimize(life=): it"),
+        ("cluster.wait_timeout_s", "fleet.init(wait_timeout_s=)"),
+        ("data.train.x and strategy.async_x", "data.train.x and strategy.async_x"),
+    ],
+)
+def test_keys_of_a_job_are_calls_in_messages(key: str, call: str) -> None:
+    assert as_calls(key) == call
 
 
 def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
@@ -335,7 +363,7 @@ def test_life_that_cannot_be_is_refused() -> None:
     fleet.init()
     optimizer = fleet.distributed_optimizer(SGD, fleet.DistributedStrategy(mode="geo"))
 
-    with pytest.raises(UsageError, match=r'life\.max_unseen: workers in mode "geo"'):
+    with pytest.raises(UsageError, match=r'max_unseen in minimize.life=.: workers in mode "geo"'):
         optimizer.minimize(small_model(), life={"max_unseen": 1})
 
 

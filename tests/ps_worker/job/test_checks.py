@@ -324,7 +324,7 @@ def test_rates_to_start_at_are_as_many_as_the_model_has_logits() -> None:
 
     require("0.03")
     require("[0.03]")
-    with pytest.raises(JobError, match=r"train.base_rate has 2 rates, but model .* has 1 logits"):
+    with pytest.raises(JobError, match=r"train.base_rate has 2 rates, but the model has 1 logits"):
         require("[0.03, 0.1]")
 
 
