@@ -144,7 +144,10 @@ class Schema:
         refuse_unknown_keys("schema", data, known)
         hash_version = data.get("hash_version")
         if type(hash_version) is not int:  # excludes bool
-            raise SchemaError(f"schema: hash_version is {hash_version!r}, expected a whole number")
+            raise SchemaError(
+                f"schema: hash_version is {hash_version!r}, expected a whole number: a new schema says "
+                f"hash_version = {HASH_VERSION}"
+            )
         label, other_labels = _labels(data)
         return cls(
             dense=tuple(
