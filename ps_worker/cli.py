@@ -13,6 +13,7 @@ ps-worker report output/run-1 output/run-2                                # an H
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ from ctr_ps.protos.runtime.options import (
 )
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job import Job, load_job
+
+logger = logging.getLogger(__name__)
 
 app = command_app(__doc__.replace("\n\n", "\n\n\b\n"))  # keeps the lines of a block as they are
 
@@ -284,6 +287,11 @@ def _train(job: Job, metrics: str | None, *, is_dry: bool) -> Mapping[str, Any]:
             stack.enter_context(metrics_port(run, metrics_address(metrics)))
             if termination is not None:
                 run.end_by(termination)
+            if run.is_first and not job.checkpoint.dir:
+                logger.warning(
+                    "no checkpoint will be saved, so the model is lost when %s: set checkpoint.dir",
+                    "this run ends" if run.is_in_process else "the servers end",
+                )
 
         summary = train_job(
             before_the_cut(plan, heter),

@@ -16,9 +16,11 @@ from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_worker import cli
 from ctr_ps.ps_worker.data.files.content import atomic_file
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import override_job
 from tests.support.disks import mounting_at
 from tests.support.stores import in_process
+from tests.support.training import job_of
 
 
 class _Writes(io.StringIO):
@@ -77,6 +79,21 @@ def test_interruption_says_what_is_saved_and_how_to_go_on(
         "once": f"the newest checkpoint is {tmp_path}/step-5; resume with --set checkpoint.resume=true",
     }[saved]
     assert capsys.readouterr().err == f"interrupted: {told}\n"
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("saves", [True, False])
+def test_run_that_saves_nothing_says_so(
+    saves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generate(tmp_path, rows=20, test_rows=1, files=1, test_files=1, seed=1)
+    settings = [f"checkpoint.dir={tmp_path}/model"] if saves else []
+    job = job_of(f"data.train={tmp_path}/train/*", "model.hidden=[4]", *settings)
+
+    cli._train(job, None, is_dry=False)
+
+    said = "is lost when this run ends: set checkpoint.dir" in caplog.text
+    assert said is not saves
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

@@ -242,10 +242,6 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
 def _require_folder(job: Job, run: Run) -> None:
     folder = job.checkpoint.dir
     if not folder:
-        logger.warning(
-            "no checkpoint will be saved, so the model is lost when %s: set checkpoint.dir",
-            "this run ends" if run.is_in_process else "the servers end",
-        )
         return
     if not run.is_replacement:  # else they are of this run
         require_free_folder(job)

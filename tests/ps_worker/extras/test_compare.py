@@ -80,12 +80,15 @@ dir = "{tmp_path}/run"
     return tmp_path
 
 
-def test_each_model_is_trained_as_its_job_says(folder: Path) -> None:
+def test_each_model_is_trained_as_its_job_says(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = sorted(folder.rglob("*"))
 
     found = compare([folder / "job.toml"], ["lr", "deepfm"], ["train.epochs=2"])
 
     assert sorted(folder.rglob("*")) == before
+    assert "no checkpoint" not in caplog.text
     assert [each["model"] for each in found["models"]] == ["lr", "deepfm", "base rate"]
     common = [
         f"data.train={folder}/train/*",

@@ -547,20 +547,6 @@ def test_process_in_the_place_of_worker_0_goes_on_in_the_folder_of_its_run(
         run_in(folder, rows)
 
 
-def test_run_that_saves_nothing_says_so(
-    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = job_of(f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]")
-    train_alone(job)
-    [warning] = [message for message in caplog.messages if "no checkpoint will be saved" in message]
-    caplog.clear()
-
-    run_in(tmp_path / "model", rows)
-
-    assert "is lost when this run ends: set checkpoint.dir" in warning
-    assert "no checkpoint will be saved" not in caplog.text
-
-
 @pytest.mark.parametrize("settings", [["checkpoint.resume=true"], []], ids=["goes on", "first"])
 def test_run_with_a_folder_of_its_own_is_not_refused(
     settings: list[str], rows: Path, tmp_path: Path
