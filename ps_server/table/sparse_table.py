@@ -37,7 +37,7 @@ from ctr_ps.ps_server.table.feature_life.removal import (
     max_rows_of_shard,
     shrink_shard,
 )
-from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
+from ctr_ps.ps_server.table.memory.arena import region_bytes_of_table
 from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH, TableArrays
 from ctr_ps.ps_server.table.rows.initializers import build_initializer
 from ctr_ps.ps_server.table.rows.kernels import (
@@ -78,14 +78,14 @@ class SparseTable:
         shard_map: ShardMap = ONE_SERVER,
         num_subscribers: int = 0,
         has_base: bool = False,
-        region_bytes: int = RESERVED_REGION_BYTES,
+        region_bytes: int | None = None,
         clock: Clock = wall_clock,
     ) -> None:
         self._server_index = server_index
         self._shard_map = shard_map
         self._clock = clock
         self._candidates: Candidates | None = None
-        self._region_bytes = region_bytes
+        self._region_bytes = region_bytes or region_bytes_of_table(spec.num_shards)
         self.shards: Sequence[int] = shard_map.shards_of(server_index, spec.num_shards)
         self._set_spec(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
@@ -94,7 +94,7 @@ class SparseTable:
             num_shards=spec.num_shards,
             shards=self.shards,
             num_subscribers=num_subscribers,
-            region_bytes=region_bytes,
+            region_bytes=self._region_bytes,
         )
         self._regions.limit_rows(self._max_rows)
         self._expired = np.zeros(spec.num_shards, np.int64)

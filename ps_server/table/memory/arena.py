@@ -31,14 +31,26 @@ all shards would share a few places. 1,800 of as many rows were then read in 106
 RESERVED_REGION_BYTES = 16 * 2**30 + STAGGER_BYTES
 """Address space of a region. 64 regions are 1/128 of a process's address space on x86-64."""
 
+_ADDRESSES = 2**47
+
 SMALL_REGION_BYTES = 2**16  # first size of a region where address space cannot be reserved
 
-_HUGE_PAGE = 2 * 2**20
+HUGE_PAGE = 2 * 2**20
 _MOST_HUGE_REGIONS = 2048
 """Each region with huge pages makes two more mappings, of which Linux allows a process 65,530."""
 
 # Not in the mmap module; the value on Linux. Elsewhere the mapping fails, which is handled.
 MAP_NORESERVE = 0x4000
+
+
+def region_bytes_of_table(num_regions: int) -> int:
+    """Returns the address space of a region of rows: less where this process has used much of it.
+
+    So 256 tables have room: each takes up to 1/120 of what is left for rows, and half of that for its index.
+    """
+    left = (_ADDRESSES - _addresses_in_use()) // 120 // max(num_regions, 1)
+    power = max(left, SMALL_REGION_BYTES).bit_length() - 1
+    return min(RESERVED_REGION_BYTES, (1 << power) + STAGGER_BYTES)
 
 
 class Arena:
@@ -59,8 +71,8 @@ class Arena:
         self.region_rows = region_bytes // self._row_bytes
         num_rows = num_regions * self.region_rows
         # Linux (from 6.7 on) begins mappings of whole huge pages at one, and no others.
-        num_huge_pages = -(-num_rows * self._row_bytes // _HUGE_PAGE)
-        self._mapping = _reserved(num_huge_pages * _HUGE_PAGE)
+        num_huge_pages = -(-num_rows * self._row_bytes // HUGE_PAGE)
+        self._mapping = _reserved(num_huge_pages * HUGE_PAGE)
         if self._mapping is None:
             _tell_of_copying()
             self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
@@ -88,8 +100,8 @@ class Arena:
         With them 10 M rows are loaded in 0.85 s instead of 1.25. A partly released huge page is returned to
         the system when memory is short.
         """
-        first = -(-start * self._row_bytes // _HUGE_PAGE) * _HUGE_PAGE
-        last = stop * self._row_bytes // _HUGE_PAGE * _HUGE_PAGE
+        first = -(-start * self._row_bytes // HUGE_PAGE) * HUGE_PAGE
+        last = stop * self._row_bytes // HUGE_PAGE * HUGE_PAGE
         if self._mapping is not None and first < last and self._num_regions <= _MOST_HUGE_REGIONS:
             with suppress(AttributeError, OSError):  # another system, or one built without
                 self._mapping.madvise(mmap.MADV_HUGEPAGE, first, last - first)

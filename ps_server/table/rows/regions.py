@@ -25,7 +25,12 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty_before_move,
     move_dirty_bit,
 )
-from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES, STAGGER_BYTES, Arena
+from ctr_ps.ps_server.table.memory.arena import (
+    HUGE_PAGE,
+    RESERVED_REGION_BYTES,
+    STAGGER_BYTES,
+    Arena,
+)
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
@@ -48,9 +53,6 @@ NEARLY_FULL_PERCENT = MAX_LOAD_PERCENT * 9 // 10
 
 HUGE_PAGES_FROM_BYTES = 8 * 2**20
 """From this size of its rows a shard grows by huge pages, of which the last is partly unused."""
-
-RESERVED_INDEX_BYTES = 4 * 2**30
-"""Address space of a region of the index, of whole huge pages."""
 
 SMALL_INDEX_BYTES = 2**20
 """An index that fits begins anywhere within this much; larger ones begin with their region."""
@@ -101,7 +103,8 @@ class RowRegions:
             np.uint64,
             num_regions=2 * num_shards,
             width=1,
-            region_bytes=min(region_bytes // 4, RESERVED_INDEX_BYTES),
+            # Of whole huge pages, if it has some.
+            region_bytes=region_bytes // 4 // HUGE_PAGE * HUGE_PAGE or region_bytes // 4,
         )
         self._index.reserve(INITIAL_SLOTS)
         self._index_side = np.zeros(num_shards, np.int64)

@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr_ps.ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena, _tell_of_copying
+from ctr_ps.ps_server.table.memory.arena import (
+    SMALL_REGION_BYTES,
+    Arena,
+    _tell_of_copying,
+    region_bytes_of_table,
+)
 from tests.support.address_space import gives_huge_pages_on_request, map_some
 from tests.support.rows import resident_bytes
 
@@ -89,6 +94,20 @@ def test_more_than_the_address_space_is_not_reserved() -> None:
     arena = Arena("f4", num_regions=4, width=1, region_bytes=2**46)
 
     assert arena.array.nbytes == 4 * SMALL_REGION_BYTES
+
+
+def test_as_many_tables_as_a_server_takes_reserve_their_regions() -> None:
+    gc.collect()
+    arenas = []
+    for _ in range(256):
+        size = region_bytes_of_table(64)
+        arenas.append(Arena("f4", num_regions=64, width=4, region_bytes=size))
+        arenas.append(Arena("u8", num_regions=128, width=1, region_bytes=size // 4))
+
+    sizes = [each.region_rows * 16 for each in arenas[::2]]
+    assert sizes[0] >= 2**32
+    assert min(sizes) >= 2**29  # 32 GiB a table
+    assert SMALL_REGION_BYTES // 8 not in {each.region_rows for each in arenas[1::2]}
 
 
 class Garbage:
