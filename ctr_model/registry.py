@@ -252,8 +252,8 @@ def _checked_options(
 ) -> dict[str, Any]:
     known = {
         key: parameter
-        for key, parameter in inspect.signature(model_class).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        for key, parameter in [*inspect.signature(model_class).parameters.items()][1:]  # the schema
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
     for option, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and option not in options:

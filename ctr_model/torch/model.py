@@ -6,7 +6,7 @@
 The module that a user writes:
 
     forward(batch)                  logits, float32[B] or float32[B, 1]; anything else needs the next two
-    loss(batch, output)             optional: float32[B], or their mean as a scalar; else the log loss
+    loss(batch, output)             optional: float32[B], float32[B, 1], or their mean; else the log loss
     probabilities(batch, output)    optional: float32[B] of a click; else the sigmoid of the logits
     logit_biases                    optional: the biases of logits, see `TorchModel.initial_biases`
 
@@ -356,8 +356,9 @@ class _Workspace:
             loss = sum(loss.values())
         elif self.model.tasks and isinstance(loss, Tensor) and loss.shape[:1] == (batch.size,):
             loss = loss.reshape(batch.size, -1).sum(1)
-        if isinstance(loss, Tensor) and loss.shape == (batch.size,):
-            losses = loss.float() if batch.weights is None else loss.float() * batch.weights
+        if isinstance(loss, Tensor) and loss.shape in ((batch.size,), (batch.size, 1)):
+            losses = loss.float().reshape(batch.size)
+            losses = losses if batch.weights is None else losses * batch.weights
             total = losses.sum()
         elif batch.weights is not None:
             raise ModelInputError(

@@ -331,7 +331,8 @@ class Tables:
         The folder above then has a file LATEST with its name.
 
         Args:
-            url: A path or URL that does not exist, or a checkpoint that these tables saved or loaded last.
+            url: A path or URL that does not exist, or a checkpoint that these tables saved or loaded last:
+                it is replaced when the new one is complete.
             state: What worker 0 saves with them, such as the `state_dict` of the model and of the optimizer
                 of its dense parameters: tensors, numbers, text, dicts and lists.
             base: The checkpoint saved or loaded last, in the same folder: the new one is a delta to it.

@@ -67,6 +67,10 @@ class Half:
     def __init__(self, schema):
         self.tables = ()
 
+class Ordinary(CtrDnn):
+    def __init__(self, schema, dim: int, hidden=(2,), *more, **others):
+        super().__init__(schema, dim=dim, hidden=hidden)
+
 class OneWay(ClickModel):
     def forward(self, tensors, batch, lookups, buffers, logits):
         pass
@@ -87,6 +91,15 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
     assert model.tables[0].dim == 5
 
 
+def test_options_may_be_ordinary_arguments(own_file: str) -> None:
+    options = {"dim": 5, "hidden": [3, 4]}
+
+    model = build_model(f"{own_file}:Ordinary", Schema.numbered(2, 3), options)
+
+    assert model.tables[0].dim == 5
+    assert [each.shape for each in model.segments][:3] == [(17, 3), (3,), (3, 4)]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -95,7 +108,7 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
         (
             "{}:MyModell",
             {},
-            "class 'MyModell', did you mean 'MyModel'. known: MyModel, Demanding, Plain, Half, OneWay$",
+            "class 'MyModell', did you mean 'MyModel'. known: MyModel, Demanding, .*, Ordinary, OneWay$",
         ),
         (
             "{}:DEMANDING",
@@ -103,6 +116,9 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
             "does not define it: unknown class 'DEMANDING', did you mean 'Demanding'",
         ),
         ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
+        ("{}:Ordinary", {"hidden": [4]}, "'.*:Ordinary' needs the option 'dim'"),
+        ("{}:Ordinary", {"dim": "ten"}, "dim is 'ten'"),
+        ("{}:Ordinary", {"schema": 1, "dim": 1}, "unknown option of .*'schema'.* known: dim, hid"),
         ("{}:Plain", {}, "TypeError in its __init__.schema, ....: .*takes 1 positional argument"),
         (
             "{}:Half",

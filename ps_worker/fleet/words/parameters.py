@@ -28,7 +28,8 @@ def require_defaults(
 ) -> None:
     """Refuses arguments of Paddle's call that would ask for something; `instead` ends the message."""
     for name, value in given.items():
-        if name not in defaults or value not in (None, defaults[name]):
+        # A reduction of "none" is followed by a mean.
+        if name not in defaults or value not in (None, "none", defaults[name]):
             raise UsageError(
                 f"{name} of {call} is {value!r}, but is not supported: leave it out{instead}"
             )

@@ -310,11 +310,17 @@ def test_loss_of_the_module_is_its_mean_or_one_of_each_example() -> None:
         def loss(self, batch: Batch, output: Any) -> Any:
             return (output.reshape(-1) - batch.labels).square()
 
-    cases = [ModelCase(TorchModel(SCHEMA, each), SCHEMA, seed=2) for each in (Mean, Each)]
-    first, second = (case.gradient() for case in cases)
+    class Column(Net):
+        def loss(self, batch: Batch, output: Any) -> Any:
+            labels = batch.labels.unsqueeze(1)
+            return nn.functional.mse_loss(output.reshape(-1, 1), labels, reduction="none")
 
-    assert first.loss == pytest.approx(second.loss, rel=1e-6)
-    np.testing.assert_allclose(first.dense, second.dense, rtol=1e-5)
+    cases = [ModelCase(TorchModel(SCHEMA, each), SCHEMA, seed=2) for each in (Mean, Each, Column)]
+    first, *others = (case.gradient() for case in cases)
+
+    for each in others:
+        assert each.loss == pytest.approx(first.loss, rel=1e-6)
+        np.testing.assert_allclose(each.dense, first.dense, rtol=1e-5)
     assert not cases[0].model.has_log_loss  # type: ignore[attr-defined]
 
 

@@ -252,14 +252,51 @@ def test_checkpoint_that_cannot_be_loaded_is_an_error_of_all_workers(tmp_path: P
     on_cluster(work)
 
 
-def test_load_after_a_step_is_refused() -> None:
-    with open_tables() as tables:
-        net = Net(SGD)
-        tables.attach(net)
-        train_net(tables, net, net_batches(1, seed=1))
+@pytest.mark.parametrize("exists", [True, False])
+def test_load_after_a_step_is_refused_and_changes_nothing(exists: bool, tmp_path: Path) -> None:
+    def train(*, loads: bool) -> list[Any]:
+        with open_tables() as tables:
+            net = Net(ADAGRAD)
+            tables.attach(net)
+            if exists:
+                tables.save(str(tmp_path / "rows"), overwrite=True)
+            train_net(tables, net, net_batches(1, seed=1))
+            if loads:
+                with pytest.raises(UsageError, match="cannot be loaded after 1 step"):
+                    tables.load(str(tmp_path / "rows"))
+            train_net(tables, net, net_batches(2, seed=2))
+            return rows_of(net)
 
-        with pytest.raises(UsageError, match="cannot be loaded after 1 step"):
-            tables.load("rows")
+    for found, expected in zip(train(loads=True), train(loads=False), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_save_that_fails_leaves_the_checkpoint_that_it_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, keys = str(tmp_path / "rows"), np.arange(NUM_KEYS, dtype=np.uint64)
+
+    def fail(*_: object) -> str:
+        raise CheckpointError("the disk is full")
+
+    with open_tables() as tables:
+        net = Net(ADAGRAD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(2, seed=1))
+        tables.save(url, state={"step": 2})
+        before = SavedModel.open(url).read("words", keys)
+        train_net(tables, net, net_batches(2, seed=2))
+        with monkeypatch.context() as patch:
+            patch.setattr("ctr_ps.ps_server.checkpoint.publish.manifest_to_json", fail)
+            with pytest.raises(CheckpointError, match="disk is full"):
+                tables.save(url, state={"step": 4})
+        np.testing.assert_array_equal(SavedModel.open(url).read("words", keys), before)
+        tables.save(url, state={"step": 4})
+        assert not np.array_equal(SavedModel.open(url).read("words", keys), before)
+
+    with open_tables() as tables:
+        tables.attach(Net(ADAGRAD))
+        assert tables.load(url) == {"step": 4}
 
 
 def test_state_of_another_table_is_refused() -> None:

@@ -161,11 +161,12 @@ def test_losses_of_one_logit_are_the_same() -> None:
         functional.log_loss(functional.sigmoid(rows), click),
         functional.binary_cross_entropy_with_logits(rows, click),
     ]
+    losses.append(functional.binary_cross_entropy_with_logits(rows, click, reduction="none"))
     classes = [
         functional.cross_entropy(input=two, label=click, use_softmax=use) for use in (True, False)
     ]
 
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == paddle.mean(losses[2])
     assert [each.logit.inputs[0].op for each in classes] == ["fc", "fc"]
 
 
@@ -339,6 +340,10 @@ def test_programs_have_their_own_columns(tmp_path: Path) -> None:
                 paddle.static.nn.fc(n, 2), c, use_softmax=False
             ),
             "use_softmax of cross_entropy is False",
+        ),
+        (
+            lambda n, s, c: functional.cross_entropy(paddle.static.nn.fc(n, 2), c, reduction="sum"),
+            "reduction of cross_entropy is 'sum'",
         ),
         (lambda n, s, c: functional.dropout(n, p=2), "p of dropout is 2"),
         (lambda n, s, c: paddle.static.nn.fc(n, 2, weight_attr=[]), "expected one ParamAttr each"),
