@@ -9,16 +9,12 @@ from ctr_ps.protos.errors import UsageError
 Initializer = tuple[Any, ...]
 """Its name and numbers."""
 
-Entry = tuple[str, float]
-"""The admission of keys to a table: policy and threshold, as in a job's [life]."""
+Entry = dict[str, Any]
+"""The admission of keys to a table, as in a job's [life]."""
 
-_OF_PARAM_ATTR = {
-    "learning_rate": 1.0,
-    "regularizer": None,
-    "trainable": True,
-    "do_model_average": True,
-    "need_clip": True,
-}
+_OF_PARAM_ATTR = {"learning_rate": 1.0, "regularizer": None} | dict.fromkeys(
+    ("trainable", "do_model_average", "need_clip"), True
+)
 _ROW_RANGE = 0.01  # of new rows without an initializer
 _DEVIATION_WITHIN_2 = 0.8796  # of a normal number that is cut off at 2 deviations
 
@@ -39,14 +35,10 @@ class ParamAttr:
     """Name and initializer of a parameter; the rest of Paddle's arguments may only ask for nothing."""
 
     def __init__(
-        self,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        **of_paddle: object,
+        self, name: str | None = None, initializer: Initializer | None = None, **rest: object
     ) -> None:
         self.name, self.initializer = name, initializer
-        instead = "; rates and weight_decay are those of the optimizer"
-        require_defaults("ParamAttr", of_paddle, _OF_PARAM_ATTR, instead)
+        require_defaults("ParamAttr", rest, _OF_PARAM_ATTR, ": the optimizer has rates and decays")
 
 
 def entry(policy: str, kind: type[float], most: float) -> Callable[[float], Entry]:
@@ -55,7 +47,7 @@ def entry(policy: str, kind: type[float], most: float) -> Callable[[float], Entr
     def make(number: float) -> Entry:
         if type(number) is not kind or not 0 <= number <= most:
             raise UsageError(f"the entry has {number!r}, expected {kind.__name__}, 0 to {most}")
-        return (policy, number)
+        return {"policy": policy, "threshold": number}
 
     return make
 

@@ -63,8 +63,7 @@ class StaticProgram:
         tables = dict(of_script.get("tables", {}))
         for name, (*_, entry) in self.tables.items():
             if entry is not None:
-                admission = dict(zip(("policy", "threshold"), entry, strict=True))
-                tables[name] = {"admission": admission, **tables.get(name, {})}
+                tables[name] = {"admission": entry, **tables.get(name, {})}
         return {**of_script, "tables": tables}
 
     def clone(self, for_test: bool = False) -> "StaticProgram":
@@ -116,10 +115,9 @@ def program_guard(
         _PROGRAMS.pop()
 
 
-def seed(seed: int) -> StaticProgram:
+def seed(seed: int) -> None:
     """Sets the seed of initial values, of programs that have none of their own."""
     StaticProgram.random_seed = seed
-    return default_main_program()
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +268,7 @@ def sparse_embedding(
         raise UsageError(
             f"padding_idx of sparse_embedding is {padding_idx!r}, but is not supported: leave it out"
         )
-    if not isinstance(entry, tuple | None):
+    if not isinstance(entry, dict | None):
         raise UsageError(
             f"entry of sparse_embedding is {entry!r}, expected a CountFilterEntry or ProbabilityEntry of "
             "paddle.distributed; for other rules minimize(loss, life={...}), docs/feature_life.md"

@@ -218,7 +218,7 @@ def test_seed_is_that_of_first_values(
     [
         (
             lambda: paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(1e-4)),
-            r"regularizer of ParamAttr is 0.0001, .* those of the optimizer",
+            r"regularizer of ParamAttr is 0.0001, .*: the optimizer has rates and decays",
         ),
         (lambda: paddle.ParamAttr(learning_rate=0.1), "learning_rate of ParamAttr is 0.1"),
         (lambda: paddle.distributed.CountFilterEntry(1.5), "the entry has 1.5, expected int, 0 to"),
