@@ -48,6 +48,9 @@ _FORMATS = {
     "arrow": _columnar("columnar.parquet_orc.ArrowReader", (".arrow", ".feather", ".ipc")),
     "libsvm": _Traits("text.svm.LibsvmReader", (".svm", ".libsvm"), ("text", "lists")),
     "libffm": _Traits("text.svm.LibffmReader", (".ffm", ".libffm")),
+    "paddlerec": _named(
+        "text.slot_text.SlotTextReader", (".paddlerec",), kinds=("integers", "text", "lists")
+    ),
     "multislot": _Traits("text.multislot.MultiSlotReader", (".multislot",), ("keys", "lists")),
 }
 
@@ -115,8 +118,17 @@ def doubt_about_rows(path: str, format: Format | None) -> str:
     return header_hint(path) if format is None and format_of(path) == DEFAULT else ""
 
 
+def guessed_format(path: str) -> str | None:
+    """Returns the format of text that has its names in each line, by the first one; None: by the suffix."""
+    words = _start_of(path).partition(b"\n")[0].split() if format_of(path) == DEFAULT else []
+    is_slot_text = len(words) > 1 and all(0 < word.find(b":") < len(word) - 1 for word in words)
+    return "paddlerec" if is_slot_text else None
+
+
 def header_hint(path: str) -> str:
     """Returns that a file of text seems to have a header, to end a message; "" if not."""
+    if guess := guessed_format(path):
+        return f"; its first line has words of name:value: --format {guess}, of a job data.format"
     line = _start_of(path).partition(b"\n")[0].decode(errors="replace")
     names = re.split(r"[,\t;|]", line.strip())
     is_header = len(names) > 1 and all(_NAME.fullmatch(name) for name in names)

@@ -22,6 +22,7 @@ from ctr_ps.ps_worker.data.global_shuffle import pack_rows, unpack_rows
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
+from ctr_ps.ps_worker.data.text.slot_text import SlotTextReader
 from ctr_ps.ps_worker.data.text.svm import LibffmReader, LibsvmReader
 from tests.fuzz.driver import Target
 from tests.fuzz.mutations import mutated
@@ -153,6 +154,11 @@ READERS = [
     ("criteo", partial(CriteoReader, PLAIN), b"5\t-9223372036854775808\tab\tcdefghijk\n"),
     ("csv", partial(CsvReader, PLAIN), b'label,y,a,x,b\n1,"p,""q",5,ab,\n0,,,x"y,2\r\n'),
     ("libffm", partial(LibffmReader, PLAIN), b"1 0:0:0.5 2:u7:1 3:a:1 3:b:1\n-1 2:7:1 # x\r\n"),
+    (
+        "paddlerec",
+        partial(SlotTextReader, PLAIN),
+        b"label:1 a:0.5 b:3 x:u7 y:a y:b\nx:a:b label:0\r\n",
+    ),
     ("libsvm", partial(LibsvmReader, SPARSE), b"+1 3:0.5 17:1 204:1\n-1 9:1 3:3e-5\n"),
     (
         "multislot",

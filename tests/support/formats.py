@@ -142,6 +142,16 @@ def _write_multislot(path: Path, rows: Sequence[Row], _: Schema) -> None:
     write_text(path, "".join(" ".join(words(row)) + "\n" for row in rows).encode())
 
 
+def _write_paddlerec(path: Path, rows: Sequence[Row], schema: Schema) -> None:
+    def words(row: Row) -> Iterator[str]:
+        yield from (f"{name}:{value}" for name, value in zip(schema.slots, row.values, strict=True))
+        yield f"label:{row.label}"
+        for dense, number in zip(schema.dense, row.numbers, strict=True):
+            yield f"{dense.name}:{_text(number, 'nan')}"
+
+    write_text(path, "".join(" ".join(words(row)) + "\n" for row in rows).encode())
+
+
 def _columns(rows: Sequence[Row], schema: Schema) -> dict[str, pa.Array]:
     columns = {"label": pa.array([row.label for row in rows], pa.int8())}
     for index, dense in enumerate(schema.dense):
@@ -220,6 +230,7 @@ FILE_FORMATS = {
     "multislot": FileFormat(
         ".multislot", _write_multislot, partial(MultiSlotReader, values="text"), _BLANKS
     ),
+    "paddlerec": FileFormat(".paddlerec", _write_paddlerec, cannot_write=_BLANKS),
     "parquet": FileFormat(".parquet", _write_parquet, cannot_write=_NOTHING),
     "keys": FileFormat(".parquet", _write_keys, skips_bad_rows=False),
     "orc": FileFormat(".orc", _write_orc, cannot_write=_NOTHING),

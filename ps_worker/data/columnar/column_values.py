@@ -43,6 +43,9 @@ _LISTS = frozenset(
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
 """Text that is read as a number."""
 
+WHOLE = r"^-?(0|[1-9]\d*)$"
+"""Whole numbers as they are written in one way only."""
+
 
 KeyColumn = Callable[[int, int, int, NDArray[np.uint64]], None]
 """One key for each of N values: with start, stop, column and keys writes those of the values [start, stop) to

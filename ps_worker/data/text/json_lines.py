@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, did_you_mean
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, is_list_type
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -56,7 +57,7 @@ _Read = Callable[
 ]  # of a value that is not null; TypeError, ValueError, OverflowError if refused
 
 
-_Part = tuple[str, int, int]  # name of a vector, index, and width
+Part = tuple[str, int, int]  # name of a vector, index, and width
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class _Column:
     read: _Read
     expected: str
     has_lists: bool = False  # in the first lines
-    part: _Part | None = None  # where it may be in a list
+    part: Part | None = None  # where it may be in a list
 
     def value(self, row: _Row) -> Any:
         """Returns the value in a line; raises DataError with the fault."""
@@ -126,17 +127,8 @@ class JsonReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
         seen = self.fields(path)
-        parts = {
-            f"{v}[{i}]": (v, i, width) for v, width in schema.vectors.items() for i in range(width)
-        }
-        absent = [n for n in schema.features if not {n, parts.get(n, (n,))[0]} & {*seen.names}]
-        for name in absent if len(seen) else ():
-            hint = did_you_mean(name, seen.names)
-            logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
-        names = dict.fromkeys([*seen.names, *schema.features])
-        # Names only: of any type but lists, so that vectors are the columns of their numbers.
-        fields = pa.schema([(name, pa.binary()) for name in names])
-        decoder = Decoder(path, fields, schema, self._bad_rows, partial(line_number, path))
+        parts = parts_of_vectors(schema)
+        decoder = decoder_of_lines(path, seen.names, schema, self._bad_rows)
         lists = {each.name for each in seen if is_list_type(each.type)}
         columns = [
             _column_of(name, schema, lists, parts.get(name)) for name in decoder.columns.names
@@ -160,6 +152,27 @@ class JsonReader(ColumnReader):
                 yield decoder.decode(batch.take(pa.array(good)) if faults else batch, starts[good])
 
 
+def parts_of_vectors(schema: Schema) -> dict[str, Part]:
+    """Returns the parts of vectors by the names of their columns."""
+    widths = schema.vectors
+    return {
+        f"{name}[{i}]": (name, i, width) for name, width in widths.items() for i in range(width)
+    }
+
+
+def decoder_of_lines(path: str, seen: Sequence[str], schema: Schema, bad_rows: BadRows) -> Decoder:
+    """Returns the decoder of lines that tell their names, of which the first ones have those `seen`."""
+    parts = parts_of_vectors(schema)
+    owners = {name: parts.get(name, (name,))[0] for name in schema.features}
+    absent = [owner for name, owner in owners.items() if not {name, owner} & {*seen}]
+    for name in dict.fromkeys(absent) if seen else ():
+        hint = did_you_mean(name, seen)
+        logger.warning("no row at the start of %s has %r: read as missing%s", path, name, hint)
+    # Names only: of any type but lists, so that vectors are the columns of their numbers.
+    fields = pa.schema([(name, pa.binary()) for name in dict.fromkeys([*seen, *schema.features])])
+    return Decoder(path, fields, schema, bad_rows, partial(line_number, path))
+
+
 def table_of_lines(lines: Sequence[bytes], names: Sequence[str] | None = None) -> pa.Table:
     """Returns columns of lines, None: all; of mixed types as text; of lines that are no objects null."""
     found, faults = _columns_in([_row_of(line) or {} for line in lines])
@@ -173,7 +186,7 @@ def table_of_lines(lines: Sequence[bytes], names: Sequence[str] | None = None) -
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _column_of(name: str, schema: Schema, lists: Collection[str], part: _Part | None) -> _Column:
+def _column_of(name: str, schema: Schema, lists: Collection[str], part: Part | None) -> _Column:
     """Returns how to read a column by its use; `lists` are those with lists in the first lines."""
     dense = [column.name for column in schema.dense]
     if name in (schema.id, schema.group) or (name in schema.slots and name in dense):

@@ -24,7 +24,7 @@ from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.ps_worker.data.columns import without_label
 from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
-from ctr_ps.ps_worker.data.formats import has_named_columns
+from ctr_ps.ps_worker.data.formats import guessed_format, has_named_columns
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
@@ -179,6 +179,7 @@ def profile_command(
     """
     console = output_console(highlight=True)
     files, proposal = matching_files(patterns), None
+    format_name = format_name or guessed_format(files[0]) or ""
     if not schema and all(has_named_columns(path, format_name or None) for path in files):
         sample = sample_of(files, format_name or None)
         proposal = propose(sample, label=label, ignore=_names(ignore), needs_label=False)

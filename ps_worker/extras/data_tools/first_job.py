@@ -13,7 +13,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, split_tex
 from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
-from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.formats import guessed_format, reader_of
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample, names_of, sample_of
 
@@ -61,6 +61,7 @@ def write_first_job(
         DataError: If a file cannot be read or written.
     """
     files = sorted(matching_files(patterns), key=natural_order)  # a shell names day-10 before day-9
+    format = format or guessed_format(files[0])
     held_out = matching_files(test) if test else files[1:][-1:]
     places = {_place_of(path) for path in held_out}
     train = [path for path in files if _place_of(path) not in places]

@@ -20,6 +20,7 @@ from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.protos.errors import UsageError, counted, did_you_mean
 from ctr_ps.ps_worker.data.columnar.column_values import (
     NUMBER,
+    WHOLE,
     is_list_type,
     is_number_type,
     is_slot_type,
@@ -63,7 +64,6 @@ _SEPARATORS = {"|": 0.3, "^": 0.3, ";": 0.5, ",": 0.5, " ": 0.5}
 _COMMON_SEPARATORS = ";, "
 
 _NUMBERS = r"^\[?[-+\d.eE]+([,;| ] *[-+\d.eE]+)+\]?$"  # lists of them in text
-_WHOLE = r"^-?(0|[1-9]\d*)$"
 _DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
 _ID_NAME = re.compile(
     r"(?i:(^|[^a-z0-9])(id|ids|key|uuid|guid|index|idx|code|hash|no)$)|[a-z]I[dD]s?$"
@@ -298,7 +298,7 @@ def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
         return Ignored(name, f"the same in every row: {first_values(values)}")
     if why := why_text_is_time(name, values):
         return Ignored(name, why)
-    is_whole = _all_match(values, _WHOLE)
+    is_whole = _all_match(values, WHOLE)
     is_padded = not is_whole and _all_match(values, _DIGITS)
     has_numbers = _all_match(values, _NUMBERS)
     if not is_padded and _all_match(values, NUMBER):

@@ -8,13 +8,15 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
+from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ctr_ps.ps_worker.data.columnar.column_values import flat, without_views
+from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, WHOLE, flat, without_views
 from ctr_ps.ps_worker.data.columnar.parquet_orc import COLUMNAR
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
 from ctr_ps.ps_worker.data.columns import slots_only
@@ -23,7 +25,6 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
 from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of, header_hint, reader_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.json_lines import UNUSABLE_KEY, table_of_lines
 from ctr_ps.ps_worker.data.text.text_reader import first_block, line_blocks, line_splits
 
@@ -81,10 +82,14 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
     )
     total_size = sum(map(size_of, files))
     estimate = round(num_rows * total_size / max(read_share, 1))
+    kind = format or format_of(files[0])
+    columns = _joined(tables, names)
+    if kind == "paddlerec":
+        columns = {name: _typed(array) for name, array in columns.items()}
     return Sample(
-        columns=_joined(tables, names),
+        columns=columns,
         unusable=unusable,
-        is_text=(format or format_of(files[0])) == "csv",
+        is_text=kind == "csv",
         num_rows=num_rows,
         total_rows=num_rows if is_complete else max(num_rows, estimate),
         is_complete=is_complete,
@@ -179,10 +184,10 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
     if not names:
         return _Pieces([], 0.0, True)
     kind = format or format_of(path)
-    if kind == "csv":
+    if kind in ("csv", "paddlerec"):
         # Every column as a slot: the reader gives their bytes, and logs malformed rows.
-        reader = CsvReader(slots_only(names), BadRows(sys.maxsize))
-        return _text_pieces(path, num_rows, partial(_csv_rows, reader, names))
+        reader = reader_of(path, slots_only(names), BadRows(sys.maxsize), kind)
+        return _text_pieces(path, num_rows, partial(_slot_rows, reader, names))
     if kind == "json":
         pieces = _text_pieces(path, num_rows, _json_rows)
         lines = [line for table in pieces.tables for line in table["line"].to_pylist()]
@@ -193,7 +198,8 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
 _Rows = Iterator[tuple[pa.Table, NDArray[np.int64]]]  # with their offsets
 
 
-def _csv_rows(reader: CsvReader, names: Sequence[str], split: FileSplit) -> _Rows:
+def _slot_rows(reader: Reader, names: Sequence[str], split: FileSplit) -> _Rows:
+    assert isinstance(reader, ColumnReader)
     for columns in reader.columns(split):
         yield pa.table(dict(zip(names, columns.slots, strict=True))), columns.offsets
 
@@ -273,6 +279,16 @@ def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Ar
         array = joined.column(name).combine_chunks()
         columns[name] = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     return columns
+
+
+def _typed(lists: pa.Array) -> pa.Array:
+    """Returns text in lists as numbers, if not all are whole ones, and single if no list has several."""
+    values = lists.flatten()
+    is_number = pc.all(pc.match_substring_regex(values, NUMBER)).as_py()
+    if is_number and not pc.all(pc.match_substring_regex(values, WHOLE)).as_py():
+        lists = lists.cast(pa.large_list(pa.float64()))
+    is_single = len(values) == len(lists) - lists.null_count
+    return pc.list_element(lists, 0) if is_single else lists
 
 
 def _plain(array: pa.Array) -> pa.Array:

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import csv, orc
 from typer.testing import CliRunner, Result
 
+from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ps_worker.cli import app as worker
 from ctr_ps.ps_worker.extras.data_tools.cli import app as data
 
@@ -124,3 +125,32 @@ def test_job_that_nobody_edited_learns(
     assert trained.exit_code == 0, trained.output
     summary = json.loads(trained.stdout.splitlines()[-1])
     assert summary["auc"] > 0.65, summary
+
+
+def test_slot_text_is_recognised_and_its_numbers_are_vectors_slots_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in range(2):
+        lines = [
+            f"click:{row % 3 // 2} dense_feature:{row / 7} dense_feature:{row % 4} price:{row / 2} "
+            f"1:{row * 7919 % 100} 2:{row % 11} {'words:5 words:6' if row == 299 else f'words:{row % 5}'}"
+            for row in range(part, 300)
+        ]
+        Path(f"part-{part}").write_text("".join(f"{line}\n" for line in lines))
+
+    made = invoke(data, "init", "part-*")
+
+    assert made.exit_code == 0, made.output
+    schema = Schema.load("schema.toml")
+    assert schema.label == "click"
+    assert schema.slots == ("1", "2", "words")
+    assert [column.name for column in schema.dense] == [
+        "price",
+        *("dense_feature[0]", "dense_feature[1]"),
+    ]
+    assert 'format = "paddlerec"' in Path("job.toml").read_text()
+    checked = invoke(data, "check", "part-1", "--schema", "schema.toml", "--format", "paddlerec")
+    assert checked.output == "1 file, 299 rows, 100 clicks (0.3344), 0 malformed rows\n"
+    unnamed = invoke(data, "check", "part-1", "--schema", "schema.toml")
+    assert "first line has words of name:value: --format paddlerec" in str(unnamed.exception)
