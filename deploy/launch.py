@@ -31,7 +31,7 @@ from ctr_ps.deploy.launcher import Launch, run
 from ctr_ps.deploy.plan import ROLE_VARIABLES, commands_of_job, commands_of_script, is_script
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
-from ctr_ps.protos.runtime.environment import toml_value
+from ctr_ps.protos.runtime.environment import arguments, toml_value
 from ctr_ps.protos.runtime.options import command_app
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
@@ -273,6 +273,7 @@ class JobSettings:
 
 def main() -> None:
     """Entry point of `ps-launch`."""
+    arguments()  # for --version; those of a script stay as they are
     app()
 
 

@@ -53,7 +53,13 @@ def with_home(value: Any) -> Any:
 
 
 def arguments() -> list[str]:
-    """Returns the arguments of a command with `~` as the home folder; shells leave it in `--name=~/x`."""
+    """Returns the arguments of a command with `~` as the home folder; shells leave it in `--name=~/x`.
+
+    With `--version` alone it ends the process, after the version.
+    """
+    if sys.argv[1:] == ["--version"]:
+        print(f"ctr-ps {own_version()}")
+        raise SystemExit
     found = [(word, _OF_HOME.fullmatch(word)) for word in sys.argv[1:]]
     return [word if home is None else f"{home[1]}{with_home(home[2])}" for word, home in found]
 
