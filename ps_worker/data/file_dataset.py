@@ -161,6 +161,11 @@ class FileDataset:
         bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
         return Reading(self._files(), self.schema, self._format, bad_rows)
 
+    @property
+    def num_files(self) -> int | None:
+        """Number of files and splits; None: none were set."""
+        return None if self._splits is None else len(self._splits)
+
     def _files(self) -> list[FileSplit]:
         if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")

@@ -204,7 +204,11 @@ class Fleet:
         return own
 
     def _note_files(self, paths: Sequence[str]) -> None:
-        """Keeps the signature of files that all workers divide, for `trains_on`."""
+        """Keeps the signature of files that all workers divide, for `trains_on`; refuses an empty list."""
+        if not paths:
+            raise UsageError(
+                "files is empty, so there is nothing to train on: does a pattern match none?"
+            )
         is_alone = self.worker_num() == 1
         if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
             # By name: machines list a folder in any order, which changes nothing.
@@ -426,9 +430,11 @@ class Fleet:
 
         Its values of slots are noted, which checkpoints say. The servers compare what workers train on first:
         settings of the dataset, and the files that `split_files` and `file_splits` have divided. Raises
-        JobError if they differ; the job ends for all.
+        JobError if they differ; the job ends for all; UsageError if the only worker has no files.
         """
         run = self.run_of("training")
+        if run.num_workers == 1 and getattr(data, "num_files", None) == 0:
+            raise UsageError("set_filelist() got no files, so there is nothing to train on")
         if not self._has_agreed and run.num_workers > 1:
             own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
             settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})

@@ -3,6 +3,7 @@
 import re
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,26 @@ def test_files_are_split_over_workers(worker: Fleet, tmp_path) -> None:
         file.write_bytes(b"x")
 
     assert worker.split_files(files) == [str(files[1])]
+
+
+def test_a_run_without_files_is_refused_but_one_worker_of_several_may_have_none(
+    worker: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="files is empty, so there is nothing to train on"):
+        worker.split_files([])
+    with pytest.raises(UsageError, match="files is empty"):
+        worker.file_splits([], Schema.numbered(1, 1))
+    alone = Fleet()
+    run = SimpleNamespace(num_workers=1)
+    monkeypatch.setattr(alone, "run_of", lambda _: run)
+    dataset = QueueDataset(Schema.numbered(1, 1), 4)
+    dataset.set_filelist([])
+
+    with pytest.raises(UsageError, match="got no files, so there is nothing to train on"):
+        alone.trains_on(dataset)
+
+    run.num_workers, alone._has_agreed = 2, True
+    assert alone.trains_on(dataset) is run
 
 
 def test_file_is_cut_for_more_workers_than_files(worker: Fleet, tmp_path) -> None:
