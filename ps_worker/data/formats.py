@@ -171,6 +171,9 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
             fields = reader.fields(path)
             slots = [slot for slot in schema.slots if slot in fields.names]
             found.merge(kinds_of_values(fields, slots, schema.split))
+    for slot in schema.slots:
+        if slot.endswith((".hour", ".weekday")):  # of a time, a whole number
+            found.note(slot, "integers")
     return found
 
 

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -58,7 +59,7 @@ class FileColumns:
     row_columns: Mapping[str, str]
     other_labels: Sequence[str]  # names of the other labels to read: all or none
     names: list[str]  # all names to read, without duplicates
-    stored: list[str]  # likewise, but those of vectors for their numbers; see `flat`
+    stored: list[str]  # likewise, but those of vectors for their numbers, of times for their parts
     are_keys: bool  # whether slots hold keys instead of values
     has_lists: bool  # whether a slot holds lists
 
@@ -68,8 +69,13 @@ class FileColumns:
         return READ_ROWS_OF_LISTS if self.has_lists else READ_ROWS
 
 
-def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
-    """Finds the columns of `schema` in a file; a DataError names a missing, ambiguous or incompatible one."""
+def match_columns(
+    path: str, fields: pa.Schema, schema: Schema, times: Mapping[str, str] = MappingProxyType({})
+) -> FileColumns:
+    """Finds the columns of `schema` in a file; a DataError names a missing, ambiguous or incompatible one.
+
+    `times` are the columns of `times_in` among its fields.
+    """
     known = set(fields.names)
     for name in schema.features:
         if name not in known:
@@ -96,7 +102,8 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     parts = {f"{name}[{i}]": name for name, width in schema.vectors.items() for i in range(width)}
     # A column of lists, or of missing ones alone.
     whole = {each.name for each in fields if is_list_type(each.type) or pa.types.is_null(each.type)}
-    stored = list(dict.fromkeys(parts[n] if parts.get(n) in whole else n for n in read))
+    stored = [parts[n] if parts.get(n) in whole else times.get(n, n) for n in read]
+    stored = list(dict.fromkeys(stored))
     return FileColumns(row_columns, other_labels, read, stored, are_keys, has_lists)
 
 

@@ -4,8 +4,9 @@ Kernels read an array's buffers: data, bounds of the values in the data, and val
 values that are not null, empty if none is null. An array may be a slice, so offsets apply.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
 WHOLE = r"^-?(0|[1-9]\d*)$"
 """Whole numbers as they are written in one way only."""
 
+
+TIME_PARTS = ("hour", "weekday")
+"""What a dotted name may have of a time."""
 
 KeyColumn = Callable[[int, int, int, NDArray[np.uint64]], None]
 """One key for each of N values: with start, stop, column and keys writes those of the values [start, stop) to
@@ -125,6 +129,52 @@ def flat(table: Any, vectors: Mapping[str, int] | None = None) -> Any:
     return (
         type(table).from_arrays(arrays, names=names).replace_schema_metadata(table.schema.metadata)
     )
+
+
+def times_in(features: Iterable[str], fields: pa.Schema) -> dict[str, str]:
+    """Returns those features that are `hour` or `weekday` of a time or text in a file, with its column."""
+    found = {}
+    for name in features:
+        column, _, part = name.rpartition(".")
+        if part in TIME_PARTS and name not in fields.names and fields.names.count(column) == 1:
+            kind = fields.field(column).type
+            is_time = pa.types.is_timestamp(kind) or is_text_type(type_of_values(kind))
+            if is_time or (pa.types.is_date(kind) and part == "weekday"):
+                found[name] = column
+    return found
+
+
+def with_times(table: Any, times: Mapping[str, str]) -> Any:
+    """Returns a record batch or a schema with the columns of `times_in`, int64; -1 of text that is no time.
+
+    Times with a zone or an offset are taken in UTC, others as they are. Monday is 0.
+    """
+    if isinstance(table, pa.Schema):
+        return pa.schema([*table, *((name, pa.int64()) for name in times)], table.metadata)
+    for name, column in times.items():
+        table = table.append_column(name, _time_part(table.column(column), name.endswith("hour")))
+    return table
+
+
+def _time_part(times: pa.Array, is_hour: bool) -> pa.Array:
+    if pa.types.is_dictionary(times.type):
+        return _time_part(times.dictionary, is_hour).take(times.indices)
+    if is_text_type(times.type):
+        texts = times.cast(pa.large_binary()).to_pylist()
+        found = {text: _part_of_text(text, is_hour) for text in {*texts} if text}
+        return pa.array([found.get(text) for text in texts], pa.int64())
+    unit = times.type.unit if pa.types.is_timestamp(times.type) else "s"
+    times = times.cast(pa.timestamp(unit))  # in UTC, if there is a zone
+    return pc.hour(times) if is_hour else pc.day_of_week(times)
+
+
+def _part_of_text(text: bytes, is_hour: bool) -> int:
+    try:
+        time = datetime.fromisoformat(text.decode())
+        time = time.astimezone(UTC) if time.tzinfo else time
+    except (ValueError, OverflowError):
+        return -1
+    return time.hour if is_hour else time.weekday()
 
 
 def _matrix(lists: pa.Array, width: int) -> NDArray[np.float64]:

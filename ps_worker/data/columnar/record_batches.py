@@ -29,6 +29,8 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     slot_keys,
     split_texts,
     texts,
+    times_in,
+    with_times,
     without_views,
     written,
 )
@@ -96,8 +98,10 @@ class Decoder:
         Without it the offset is a row number, and types are those of the values, to be checked. Raises a
         DataError that names a missing or ambiguous column, or one of another type.
         """
-        self.fields = flat(fields, schema.vectors)
-        self.columns = columns = match_columns(path, self.fields, schema)
+        fields = flat(fields, schema.vectors)
+        self._times = times_in(schema.features, fields)
+        self.fields = with_times(fields, self._times)
+        self.columns = columns = match_columns(path, self.fields, schema, self._times)
         if place is None:
             check_types(path, self.fields, schema, columns)
         self._vectors = schema.vectors
@@ -114,6 +118,7 @@ class Decoder:
         batch = pa.RecordBatch.from_arrays(
             [without_views(column) for column in batch.columns], names=batch.schema.names
         )
+        batch = with_times(batch, self._times)
         named = {
             key: _READ[key](batch.column(name)) for key, name in self.columns.row_columns.items()
         }
@@ -154,6 +159,11 @@ class Decoder:
             checks.append((name, column, _is_no_label, f"the label {name!r}", "0 or 1"))
         for name, column in zip(self._dense, dense, strict=True):
             checks.append((name, column, np.isinf, f"column {name!r}", "a finite number"))
+        for name, time in self._times.items():
+            part = batch.column(name).fill_null(0).to_numpy()
+            checks.append(
+                (time, part, _is_negative, f"column {time!r}", "a time: 2026-11-28T13:05:00Z")
+            )
         faults: dict[int, str] = {}
         for name, column, is_fault, what, expected in checks:
             for row in np.flatnonzero(is_fault(column)).tolist():
@@ -225,6 +235,10 @@ def _float32_of(column: NDArray[np.float64]) -> NDArray[np.float32]:
 def _is_no_label(labels: NDArray[np.float64]) -> NDArray[np.bool_]:
     is_fault: NDArray[np.bool_] = (labels != 0) & (labels != 1)
     return is_fault
+
+
+def _is_negative(part: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return part < 0
 
 
 def _is_no_weight(weights: NDArray[np.float64]) -> NDArray[np.bool_]:

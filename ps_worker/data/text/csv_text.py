@@ -74,7 +74,7 @@ class CsvReader(ColumnReader):
         fields = pa.schema([(name, pa.binary()) for name in names])
         place = partial(line_number, path)
         decoder = Decoder(path, fields, self._schema, self._bad_rows, place)
-        options = _options(names, separator, quote, decoder.columns.names)
+        options = _options(names, separator, quote, decoder.columns.stored)
         reasons = {
             QUOTE: "a quote is not closed; values with line breaks are not supported",
             FIELDS: f"not {len(names)} fields separated by {separator!r}, as in the header",

@@ -51,7 +51,7 @@ class SlotTextReader(ColumnReader):
         decoder = decoder_of_lines(path, self.fields(path).names, schema, self._bad_rows)
         lists = {*schema.slots} - {schema.id, schema.group, *(c.name for c in schema.dense)}
         parts = parts_of_vectors(schema)
-        widths = Counter(parts.get(name, (name,))[0] for name in decoder.columns.names)
+        widths = Counter(parts.get(name, (name,))[0] for name in decoder.columns.stored)
         hashes = np.array([key_of(_NAME, name) for name in widths], np.uint64)
         order = np.argsort(hashes)
         layout = np.append(hashes[order], np.uint64(2**64 - 1)), np.append(order, order.size)

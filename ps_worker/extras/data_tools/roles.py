@@ -20,6 +20,7 @@ from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.protos.errors import UsageError, counted, did_you_mean
 from ctr_ps.ps_worker.data.columnar.column_values import (
     NUMBER,
+    TIME_PARTS,
     WHOLE,
     is_list_type,
     is_number_type,
@@ -27,6 +28,8 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     is_text_type,
     numbers,
     split_texts,
+    times_in,
+    with_times,
 )
 from ctr_ps.ps_worker.data.distinct_values import distinct_values
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats
@@ -264,9 +267,10 @@ def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
     if array.null_count == len(array):
         return Ignored(name, "no value in the sampled rows")
     if not (is_slot_type(kind) or is_number_type(kind)):
-        why = "a time: make features of it, such as the hour or the day of the week"
-        is_time = pa.types.is_temporal(kind)
-        return Ignored(name, why if is_time else f"of type {kind}, which no reader supports")
+        if parts := times_in([f"{name}.{part}" for part in TIME_PARTS], pa.schema([(name, kind)])):
+            return Ignored(name, f"a time: {_advice(parts)}")
+        why = f"of type {kind}, which no reader supports"
+        return Ignored(name, f"a time: {_REMEDY}" if pa.types.is_temporal(kind) else why)
     if is_text_type(kind):
         return _role_of_text(name, array, sample)
     return _role_of_numbers(name, array, sample, is_whole=pa.types.is_integer(kind))
@@ -476,6 +480,10 @@ def _distinct(values: pa.Array) -> int:
     return len(distinct_values(values.drop_null()))
 
 
+def _advice(parts: Collection[str]) -> str:
+    return f"as slots add {' and '.join(map(json.dumps, parts))}"
+
+
 def why_text_is_time(name: str, values: pa.Array) -> str:
     """Returns the reason to leave out a column of text without nulls; "": most of its values are no times.
 
@@ -483,7 +491,10 @@ def why_text_is_time(name: str, values: pa.Array) -> str:
     """
     is_date = pc.match_substring_regex(values.cast(pa.large_binary()), _DATE)
     if pc.mean(pc.cast(is_date, pa.float64())).as_py() >= _MOST_TIMES:
-        return f"times: {_REMEDY}"
+        parts = {f"{name}.{part}": name for part in TIME_PARTS}
+        read = with_times(pa.RecordBatch.from_pydict({name: values[:100]}), parts)
+        is_read = pc.all(pc.greater_equal(read.column(f"{name}.hour"), 0)).as_py()
+        return f"times: {_advice(parts) if is_read else _REMEDY}"
     return why_numbers_are_times(name, numbers(values)) if _TIME_NAME.search(name) else ""
 
 

@@ -751,7 +751,12 @@ def test_numbers_of_times_are_told_and_those_that_come_again_or_measure_are_none
         ("day", ["20240101", "20240102"], "as digits"),
         ("DATE", ["20240101"] * 9 + ["unknown"], "as digits"),
         ("ts", ["1600000000", "1600000001"], "since 1970"),
-        ("when", ["2026-01-01 10:00"] * 9 + ["unknown"], "times"),
+        ("when", ["2026-01-01 10:00"] * 9 + ["unknown"], "times: make features"),
+        (
+            "at",
+            ["", "2026-01-01T10:00Z", "2026-01-02"] * 2 + ["2026-01-02"] * 9,
+            'as slots add "at.hour"',
+        ),
         ("day", ["Monday", "Tuesday"], ""),
         ("campaign", ["20240101", "20240102"], ""),
         ("hour", ["00", "23"], ""),
