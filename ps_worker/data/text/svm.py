@@ -140,7 +140,8 @@ class SvmScanner:
             )
         if field not in self._dense:
             slot = self._schema.slots[field - len(self._dense) if has_fields else 0]
-            return f"{shown(word)} is a value of slot {slot!r}, so its number must be 1"
+            what = f"a value of slot {slot!r}, which have no weights"
+            return f"{shown(word)} is {what}, so its number must be 1"
         name = self._dense[field]
         text = np.frombuffer(word + b"\n", np.uint8)
         number, _ = parse_decimal(text, word.rindex(b":") + 1, len(word))
