@@ -142,6 +142,16 @@ class Decoder:
         )
         return columns.without(faults)
 
+    def decode_good(
+        self, batch: pa.RecordBatch, offsets: NDArray[np.int64], faults: Mapping[int, str]
+    ) -> Iterator[Columns]:
+        """Yields the good rows, if any, of those without a known fault, by index; counts malformed ones."""
+        self._count(faults, offsets)
+        is_good = ~np.isin(np.arange(len(offsets)), list(faults))
+        if is_good.any():
+            batch = batch.filter(pa.array(is_good)) if faults else batch
+            yield self.decode(batch, offsets[is_good])
+
     def _faults(
         self,
         batch: pa.RecordBatch,

@@ -144,12 +144,8 @@ class JsonReader(ColumnReader):
             }
             rows = [row or {} for row in found]
             arrays = [column.array(rows, faults) for column in columns]
-            for place, fault in sorted(faults.items()):
-                self._bad_rows.add(path, partial(line_number, path, int(starts[place])), fault)
-            good = [place for place in range(len(rows)) if place not in faults]
-            if good:
-                batch = pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
-                yield decoder.decode(batch.take(pa.array(good)) if faults else batch, starts[good])
+            batch = pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+            yield from decoder.decode_good(batch, starts, faults)
 
 
 def parts_of_vectors(schema: Schema) -> dict[str, Part]:

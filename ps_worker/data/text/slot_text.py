@@ -9,7 +9,6 @@ What a line lacks is missing. Blanks are as in `multislot_scanner`.
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -71,15 +70,8 @@ class SlotTextReader(ColumnReader):
                     column = f"{name}[{part}]" if f"{name}[{part}]" in parts else name
                     places = pa.array(values.offsets.to_numpy()[:-1] + part, mask=counts != width)
                     arrays[column] = values.values.take(places)
-            is_good = np.ones(starts.size, np.bool_)
-            for line, fault in sorted(faults.items()):
-                place = partial(text_reader.line_number, path, position + int(starts[line]))
-                self._bad_rows.add(path, place, fault)
-                is_good[line] = False
-            if is_good.any():
-                batch = pa.RecordBatch.from_pydict(arrays)
-                batch = batch.filter(pa.array(is_good)) if faults else batch
-                yield decoder.decode(batch, position + starts[is_good])
+            batch = pa.RecordBatch.from_pydict(arrays)
+            yield from decoder.decode_good(batch, starts + position, faults)
 
 
 def _lists(

@@ -129,12 +129,19 @@ def _schema_text(first: FirstJob) -> str:
         comments[proposal.label.name] = f"0 and 1, {proposal.label.click_rate:.2%} are 1"
     comments = {name: _line(comment) for name, comment in comments.items()}
     schema = proposal.schema()
+    others = [each.name for each in proposal.ignored if "labels = [" in each.why]
+    labels = [] if proposal.label is None else [proposal.label.name, *others]
     lines = [
         f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, found by "
         f"`ps-data init` in {counted(first.sample.num_rows, 'row', ',')}.",
         "# If a column is wrong, move it between `slots` and `dense`, or remove it; docs/schema.md has",
         "# all settings. A trained model keeps its schema: add new slots at the end.",
         "",
+        *(
+            [f"# In the place of label, for models esmm and mmoe: labels = {json.dumps(labels)}"]
+            if others
+            else []
+        ),
         schema.to_toml(comments),
     ]
     if proposal.ignored:

@@ -154,3 +154,22 @@ def test_slot_text_is_recognised_and_its_numbers_are_vectors_slots_all_else(
     assert checked.output == "1 file, 299 rows, 100 clicks (0.3344), 0 malformed rows\n"
     unnamed = invoke(data, "check", "part-1", "--schema", "schema.toml")
     assert "first line has words of name:value: --format paddlerec" in str(unnamed.exception)
+
+
+def test_columns_that_may_be_further_labels_are_written_as_a_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f"{row % 2},{row % 5 // 4},{row % 3},u{row % 7},{row % 11 // 10}" for row in range(200)
+    ]
+    Path("a.csv").write_text("\n".join(["click,purchase,order,user,is_paid", *lines, ""]))
+
+    assert invoke(data, "init", "a.csv").exit_code == 0
+
+    text = Path("schema.toml").read_text()
+    labels = 'labels = ["click", "purchase", "is_paid"]'
+    comment = f"# In the place of label, for models esmm and mmoe: {labels}"
+    assert comment in text.splitlines()
+    Path("several.toml").write_text(text.replace('label = "click"', labels))
+    assert Schema.load("several.toml").labels == ("click", "purchase", "is_paid")
