@@ -80,7 +80,7 @@ class Schema:
         if self.other_labels and self.label is None:
             raise SchemaError("other_labels is set without label: give the first label, too")
         for label in self.labels:
-            if label in self.features:
+            if {label, label.partition(">")[0].rstrip()} & {*self.features}:
                 raise SchemaError(
                     f"column {label!r} is the label and a feature, so the model would read what it "
                     "predicts: remove it from 'dense' and 'slots'"

@@ -4,6 +4,7 @@ Kernels read an array's buffers: data, bounds of the values in the data, and val
 values that are not null, empty if none is null. An array may be a slice, so offsets apply.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +48,8 @@ NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
 WHOLE = r"^-?(0|[1-9]\d*)$"
 """Whole numbers as they are written in one way only."""
 
+
+_LEAST = re.compile(r"(.+?)\s*(>=?)\s*([-+]?\d+(?:\.\d+)?)")
 
 TIME_PARTS = ("hour", "weekday")
 """What a dotted name may have of a time."""
@@ -131,10 +134,19 @@ def flat(table: Any, vectors: Mapping[str, int] | None = None) -> Any:
     )
 
 
-def times_in(features: Iterable[str], fields: pa.Schema) -> dict[str, str]:
-    """Returns those features that are `hour` or `weekday` of a time or text in a file, with its column."""
+def times_in(wanted: Iterable[str], fields: pa.Schema) -> dict[str, str]:
+    """Returns the names that are `hour` or `weekday` of a time or text in a file, with its column.
+
+    Also labels as `rating >= 4`, of numbers or text.
+    """
     found = {}
-    for name in features:
+    for name in wanted:
+        if (
+            (least := _LEAST.fullmatch(name))
+            and least[1] in fields.names
+            and name not in fields.names
+        ):
+            found[name] = least[1]
         column, _, part = name.rpartition(".")
         if part in TIME_PARTS and name not in fields.names and fields.names.count(column) == 1:
             kind = fields.field(column).type
@@ -145,15 +157,23 @@ def times_in(features: Iterable[str], fields: pa.Schema) -> dict[str, str]:
 
 
 def with_times(table: Any, times: Mapping[str, str]) -> Any:
-    """Returns a record batch or a schema with the columns of `times_in`, int64; -1 of text that is no time.
+    """Returns a record batch or a schema with the columns of `times_in`, int64; -1 of other text.
 
     Times with a zone or an offset are taken in UTC, others as they are. Monday is 0.
     """
     if isinstance(table, pa.Schema):
         return pa.schema([*table, *((name, pa.int64()) for name in times)], table.metadata)
     for name, column in times.items():
-        table = table.append_column(name, _time_part(table.column(column), name.endswith("hour")))
+        values, least = table.column(column), _LEAST.fullmatch(name)
+        part = _labels(values, least) if least else _time_part(values, name.endswith("hour"))
+        table = table.append_column(name, part)
     return table
+
+
+def _labels(array: pa.Array, least: re.Match[str]) -> pa.Array:
+    values, bound = numbers(array), float(least[3])
+    labels = (values > bound) | ((values == bound) & (least[2] == ">="))
+    return pa.array(np.where(np.isinf(values), -1, labels), pa.int64(), mask=np.isnan(values))
 
 
 def _time_part(times: pa.Array, is_hour: bool) -> pa.Array:

@@ -99,9 +99,9 @@ class Decoder:
         DataError that names a missing or ambiguous column, or one of another type.
         """
         fields = flat(fields, schema.vectors)
-        self._times = times_in(schema.features, fields)
-        self.fields = with_times(fields, self._times)
-        self.columns = columns = match_columns(path, self.fields, schema, self._times)
+        self.times = times_in((*schema.features, *schema.labels), fields)
+        self.fields = with_times(fields, self.times)
+        self.columns = columns = match_columns(path, self.fields, schema, self.times)
         if place is None:
             check_types(path, self.fields, schema, columns)
         self._vectors = schema.vectors
@@ -118,7 +118,7 @@ class Decoder:
         batch = pa.RecordBatch.from_arrays(
             [without_views(column) for column in batch.columns], names=batch.schema.names
         )
-        batch = with_times(batch, self._times)
+        batch = with_times(batch, self.times)
         named = {
             key: _READ[key](batch.column(name)) for key, name in self.columns.row_columns.items()
         }
@@ -160,7 +160,12 @@ class Decoder:
         dense: list[NDArray[np.float64]],
     ) -> dict[int, str]:
         """Returns the first fault of each malformed row, by row."""
-        checks: list[tuple[str, NDArray[Any], _IsFault, str, str]] = [
+        checks: list[tuple[str, NDArray[Any], _IsFault, str, str]] = []
+        for name, source in self.times.items():
+            part = batch.column(name).fill_null(0).to_numpy()
+            expected = "a number" if ">" in name else "a time: 2026-11-28T13:05:00Z"
+            checks.append((source, part, _is_negative, f"column {source!r}", expected))
+        checks += [
             (name, named[key], _FAULTS[key][0], f"the {_FAULTS[key][1]}", _FAULTS[key][2])
             for key, name in self.columns.row_columns.items()
             if key in _FAULTS
@@ -169,11 +174,6 @@ class Decoder:
             checks.append((name, column, _is_no_label, f"the label {name!r}", "0 or 1"))
         for name, column in zip(self._dense, dense, strict=True):
             checks.append((name, column, np.isinf, f"column {name!r}", "a finite number"))
-        for name, time in self._times.items():
-            part = batch.column(name).fill_null(0).to_numpy()
-            checks.append(
-                (time, part, _is_negative, f"column {time!r}", "a time: 2026-11-28T13:05:00Z")
-            )
         faults: dict[int, str] = {}
         for name, column, is_fault, what, expected in checks:
             for row in np.flatnonzero(is_fault(column)).tolist():

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, did_you_mean
 from ctr_ps.ps_worker.data.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, TIME_PARTS, is_list_type, times_in
+from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, is_list_type, times_in
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK
@@ -131,7 +131,10 @@ class JsonReader(ColumnReader):
         decoder = decoder_of_lines(path, seen.names, schema, self._bad_rows)
         lists = {each.name for each in seen if is_list_type(each.type)}
         columns = [
-            _column_of(name, schema, lists, parts.get(name)) for name in decoder.columns.stored
+            _Column(name, pa.binary(), _plain, "a number or a time")
+            if name in decoder.times.values() and name not in schema.features
+            else _column_of(name, schema, lists, parts.get(name))
+            for name in decoder.columns.stored
         ]
         for block, position in line_blocks(split, offset):
             lines = block.tobytes().split(b"\n")[:-1]
@@ -159,7 +162,9 @@ def parts_of_vectors(schema: Schema) -> dict[str, Part]:
 def decoder_of_lines(path: str, seen: Sequence[str], schema: Schema, bad_rows: BadRows) -> Decoder:
     """Returns the decoder of lines that tell their names, of which the first ones have those `seen`."""
     parts = parts_of_vectors(schema)
-    times = times_in(schema.features, pa.schema([(name, pa.binary()) for name in seen]))
+    times = times_in(
+        (*schema.features, *schema.labels), pa.schema([(name, pa.binary()) for name in seen])
+    )
     features = [name for name in schema.features if name not in times]
     owners = {name: parts.get(name, (name,))[0] for name in features}
     absent = [owner for name, owner in owners.items() if not {name, owner} & {*seen}]
@@ -197,8 +202,6 @@ def _column_of(name: str, schema: Schema, lists: Collection[str], part: Part | N
     if part:
         expected = f"a list of {part[2]} numbers"
         return _Column(name, pa.float64(), _number, expected, part=part)
-    if any(f"{name}.{part}" in schema.features for part in TIME_PARTS):
-        return _Column(name, pa.binary(), _text, "a time")
     if name in (*dense, schema.weight):
         return _Column(name, pa.float64(), _number, "a number")
     return _Column(name, pa.float64(), _label, "0 or 1")
@@ -249,6 +252,10 @@ def _text(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return str(value).encode(errors="surrogateescape")
+
+
+def _plain(value: Any) -> bytes:
+    return str(value).encode() if isinstance(value, float) else _text(value)
 
 
 def _slot(separator: bytes, value: Any) -> bytes | list[bytes | None] | None:

@@ -66,7 +66,8 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
         found = labels_in(columns[name])
         if found is None:
             raise UsageError(
-                f"label: column {name!r} has the values {first_values(columns[name])}, expected 0 and 1"
+                f"label: column {name!r} has the values {first_values(columns[name])}, expected 0 and 1, "
+                f"which --label '{name} >= N' makes of numbers"
             )
         return _label(name, found)
     usual = [column for column in columns if has_usual_name(column)]
@@ -80,7 +81,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
         raise UsageError(f"the label may be {_one_of(named)}: {_CHOOSE}")
     unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
     fault = (
-        f"{'; '.join(unfit)}, expected 0 and 1"
+        f"{'; '.join(unfit)}, expected 0 and 1, which --label 'NAME >= N' makes of numbers"
         if unfit
         else f"none is named {_one_of(LABEL_NAMES)}"
     )

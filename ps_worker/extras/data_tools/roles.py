@@ -175,6 +175,13 @@ def propose(
     column cannot be what it is to be, or, if `needs_label`, the label is missing or ambiguous; lists the
     candidates.
     """
+    fields = pa.schema([(name, array.type) for name, array in sample.columns.items()])
+    if source := times_in([label], fields).get(label):
+        batch = pa.RecordBatch.from_pydict({source: sample.columns[source]})
+        columns = {**sample.columns, label: with_times(batch, {label: source}).column(label)}
+        del columns[source]
+        unusable = {**sample.unusable, source: "the label comes from it"}
+        sample = replace(sample, columns=columns, unusable=unusable)
     _require_columns([*sample.columns, *sample.unusable], [label, *ignore], [*slots, *numbers])
     if label in ignore and label:
         raise UsageError(f"label and ignore both name {label!r}: it cannot be both")

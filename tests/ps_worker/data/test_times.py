@@ -1,4 +1,4 @@
-"""Hour and weekday of a time, as slots and numbers of its dotted names, in every format with names."""
+"""Hour and weekday of a time by dotted names, and labels of a least value, in every format with names."""
 
 import json
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -11,7 +11,7 @@ import pytest
 from pyarrow import csv, feather, orc
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ctr_model.schema import DenseColumn, Schema, SchemaError
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.data.formats import values_of_files
@@ -142,3 +142,59 @@ def test_text_that_is_no_time_makes_a_malformed_row(tmp_path: Path, suffix: str)
     assert dataset._reading is not None
     fault = "column 't' is 'yesterday', expected a time: 2026-11-28T13:05:00Z"
     assert dataset._reading.bad_rows.first.endswith(fault)
+
+
+def labels_of(path: Path, label: str, **options: Any) -> tuple[list[float], str]:
+    dataset = QueueDataset(Schema(dense=(), slots=("user",), label=label), 100, **options)
+    dataset.set_filelist([path])
+    rows = joined(list(dataset))
+    assert rows.labels is not None
+    assert dataset._reading is not None
+    return rows.labels.tolist(), dataset._reading.bad_rows.first
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".paddlerec", ".parquet"])
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("rating >= 4", [1, 0, 1, 0]),
+        ("rating>4", [0, 0, 1, 0]),
+        ("rating >= 3.5", [1, 1, 1, 0]),
+        ("rating > -1", [1, 1, 1, 1]),
+    ],
+)
+def test_a_label_is_1_from_a_least_value_on(
+    tmp_path: Path, suffix: str, label: str, expected: list[int]
+) -> None:
+    ratings = [4, 3.5, 5, 1]
+    path = tmp_path / f"rows{suffix}"
+    table = pa.table({"rating": ratings, "user": ["a", "b", "c", "d"]})
+    match suffix:
+        case ".csv":
+            csv.write_csv(table, path)
+        case ".jsonl":
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+        case ".parquet":
+            pq.write_table(table, path)
+        case _:
+            path.write_text("".join(f"user:a rating:{rating}\n" for rating in ratings))
+
+    assert labels_of(path, label) == (expected, "")
+
+
+def test_rows_without_a_rating_are_malformed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("rating,user\n5,a\n,b\ngood,c\n")
+
+    labels, first = labels_of(path, "rating >= 4", bad_row_limit=2)
+
+    assert labels == [1]
+    assert first == f"{path}:3: the label is missing, expected 0 or 1"
+    path.write_text("rating,user\n5,a\ngood,c\n")
+    _, first = labels_of(path, "rating >= 4", bad_row_limit=2)
+    assert first == f"{path}:3: column 'rating' is 'good', expected a number"
+
+
+def test_the_number_of_a_label_is_no_feature() -> None:
+    with pytest.raises(SchemaError, match="'rating >= 4' is the label and a feature"):
+        Schema(dense=(DenseColumn(name="rating"),), slots=("user",), label="rating >= 4")

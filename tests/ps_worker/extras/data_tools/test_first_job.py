@@ -173,3 +173,21 @@ def test_columns_that_may_be_further_labels_are_written_as_a_comment(
     assert comment in text.splitlines()
     Path("several.toml").write_text(text.replace('label = "click"', labels))
     assert Schema.load("several.toml").labels == ("click", "purchase", "is_paid")
+
+
+def test_ratings_are_a_label_with_a_least_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{row % 5 + 1},u{row % 7},{row % 9}" for row in range(200)]
+    Path("a.csv").write_text("\n".join(["rating,user,movie_id", *lines, ""]))
+
+    refused = invoke(data, "init", "a.csv", "--label", "rating")
+    made = invoke(data, "init", "a.csv", "--label", "rating >= 4")
+
+    assert "which --label 'rating >= N' makes of numbers" in str(refused.exception)
+    assert made.exit_code == 0, made.output
+    schema = Schema.load("schema.toml")
+    assert (schema.label, schema.features) == ("rating >= 4", ("user", "movie_id"))
+    checked = invoke(data, "check", "a.csv", "--schema", "schema.toml")
+    assert checked.output == "1 file, 200 rows, 80 clicks (0.4000), 0 malformed rows\n"
