@@ -150,7 +150,8 @@ def times_in(wanted: Iterable[str], fields: pa.Schema) -> dict[str, str]:
         column, _, part = name.rpartition(".")
         if part in TIME_PARTS and name not in fields.names and fields.names.count(column) == 1:
             kind = fields.field(column).type
-            is_time = pa.types.is_timestamp(kind) or is_text_type(type_of_values(kind))
+            is_text = is_text_type(type_of_values(kind)) and not is_list_type(kind)
+            is_time = is_text or pa.types.is_timestamp(kind)
             if is_time or (pa.types.is_date(kind) and part == "weekday"):
                 found[name] = column
     return found
@@ -165,7 +166,10 @@ def with_times(table: Any, times: Mapping[str, str]) -> Any:
         return pa.schema([*table, *((name, pa.int64()) for name in times)], table.metadata)
     for name, column in times.items():
         values, least = table.column(column), _LEAST.fullmatch(name)
-        part = _labels(values, least) if least else _time_part(values, name.endswith("hour"))
+        if is_list_type(values.type):
+            part = pa.repeat(pa.scalar(-1), len(values))
+        else:
+            part = _labels(values, least) if least else _time_part(values, name.endswith("hour"))
         table = table.append_column(name, part)
     return table
 

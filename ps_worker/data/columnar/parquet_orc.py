@@ -13,10 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.columnar.column_values import (
-    flat,
-    is_text_type,
-)
+from ctr_ps.ps_worker.data.columnar.column_values import flat, is_text_type
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly
 from ctr_ps.ps_worker.data.files.listing import is_url, open_file

@@ -48,7 +48,8 @@ class SlotTextReader(ColumnReader):
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
         decoder = decoder_of_lines(path, self.fields(path).names, schema, self._bad_rows)
-        lists = {*schema.slots} - {schema.id, schema.group, *(c.name for c in schema.dense)}
+        single = {schema.id, schema.group, *(each.name for each in schema.dense)}
+        lists = {*schema.slots} - single - {*decoder.times.values()}
         parts = parts_of_vectors(schema)
         widths = Counter(parts.get(name, (name,))[0] for name in decoder.columns.stored)
         hashes = np.array([key_of(_NAME, name) for name in widths], np.uint64)

@@ -238,11 +238,7 @@ def scan_word(
 
 @kernel
 def scan_features(
-    block: NDArray[np.uint8],
-    position: int,
-    layout: Layout,
-    row: int,
-    out: Rows,
+    block: NDArray[np.uint8], position: int, layout: Layout, row: int, out: Rows
 ) -> tuple[int, int]:
     """Writes the numbers of a row, and `counts`, zeros before, and `found`.
 

@@ -47,10 +47,7 @@ _SIGNALS = {int(each): each.name for each in signal.Signals}  # without real-tim
 
 
 def piped(
-    command: str,
-    *,
-    columns: Sequence[str] | None = None,
-    values: Values = "keys",
+    command: str, *, columns: Sequence[str] | None = None, values: Values = "keys"
 ) -> MakeReader:
     """Returns a format for datasets that pipes files through a command.
 

@@ -71,8 +71,7 @@ IgnoredNames = Annotated[
     typer.Option("--ignore", help="Columns to leave out, separated by commas; repeatable."),
 ]
 BadRowLimit = Annotated[
-    int,
-    typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing."),
+    int, typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing.")
 ]
 
 app = command_app(
@@ -275,8 +274,7 @@ def split_command(
         Path, typer.Option(help="Output folder for train/, validation/ and, optionally, test/.")
     ],
     ratio: Annotated[
-        str,
-        typer.Option(help="Ratio train:validation or train:validation:test; default: 9:1."),
+        str, typer.Option(help="Ratio train:validation or train:validation:test; default: 9:1.")
     ] = "",
     by: Annotated[str, typer.Option(help="Column that tells the test set, such as a time.")] = "",
     test: Annotated[str, typer.Option(help="Least value of --by in the test set.")] = "",

@@ -13,7 +13,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, split_tex
 from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
-from ctr_ps.ps_worker.data.formats import guessed_format, reader_of
+from ctr_ps.ps_worker.data.formats import format_of, guessed_format, reader_of
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample, names_of, sample_of
 
@@ -89,7 +89,10 @@ def write_first_job(
         train=train,
         test=held_out,
     )
-    texts = {first.schema_file: _schema_text(first), first.job_file: _job_text(first, format, test)}
+    texts = {
+        first.schema_file: _schema_text(first, format),
+        first.job_file: _job_text(first, format, test),
+    }
     with errors_of_writing(out):
         out.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
@@ -121,7 +124,7 @@ def _place_of(path: str) -> str:
     return path if is_url(path) else str(Path(path).resolve())
 
 
-def _schema_text(first: FirstJob) -> str:
+def _schema_text(first: FirstJob, format: str | None) -> str:
     proposal = first.proposal
     comments = {each.name: each.why for each in proposal.numbers}
     comments |= {each.name: each.why for each in (*proposal.slots, *proposal.vectors)}
@@ -144,6 +147,8 @@ def _schema_text(first: FirstJob) -> str:
         ),
         schema.to_toml(comments),
     ]
+    if (format or format_of(first.train[0])) in ("json", "paddlerec"):
+        lines.append("# Names that only lines after the first 1,000 of a file have are not here.")
     if proposal.ignored:
         lines.append("# Ignored:")
         lines += [f"#   {_text(each.name)}: {_line(each.why)}" for each in proposal.ignored]

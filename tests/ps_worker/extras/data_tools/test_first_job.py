@@ -150,6 +150,7 @@ def test_slot_text_is_recognised_and_its_numbers_are_vectors_slots_all_else(
         *("dense_feature[0]", "dense_feature[1]"),
     ]
     assert 'format = "paddlerec"' in Path("job.toml").read_text()
+    assert "after the first 1,000 of a file have are not here" in Path("schema.toml").read_text()
     checked = invoke(data, "check", "part-1", "--schema", "schema.toml", "--format", "paddlerec")
     assert checked.output == "1 file, 299 rows, 100 clicks (0.3344), 0 malformed rows\n"
     unnamed = invoke(data, "check", "part-1", "--schema", "schema.toml")
