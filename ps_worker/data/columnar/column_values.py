@@ -139,20 +139,18 @@ def times_in(wanted: Iterable[str], fields: pa.Schema) -> dict[str, str]:
 
     Also labels as `rating >= 4`, of numbers or text.
     """
-    found = {}
+    found, names = {}, fields.names
     for name in wanted:
-        if (
-            (least := _LEAST.fullmatch(name))
-            and least[1] in fields.names
-            and name not in fields.names
-        ):
-            found[name] = least[1]
+        least = _LEAST.fullmatch(name)
         column, _, part = name.rpartition(".")
-        if part in TIME_PARTS and name not in fields.names and fields.names.count(column) == 1:
+        column = least[1] if least else column
+        is_derived = (least or part in TIME_PARTS) and name not in names
+        if is_derived and names.count(column) == 1:
             kind = fields.field(column).type
             is_text = is_text_type(type_of_values(kind)) and not is_list_type(kind)
-            is_time = is_text or pa.types.is_timestamp(kind)
-            if is_time or (pa.types.is_date(kind) and part == "weekday"):
+            is_time = pa.types.is_timestamp(kind) or pa.types.is_null(kind)
+            is_time |= pa.types.is_date(kind) and part == "weekday"
+            if is_text or (is_number_type(kind) if least else is_time):
                 found[name] = column
     return found
 

@@ -126,6 +126,17 @@ def test_days_have_a_weekday_and_no_hour(tmp_path: Path) -> None:
         read(str(path))
 
 
+def test_columns_of_other_types_have_none(tmp_path: Path) -> None:
+    path = write(tmp_path, ".parquet", pa.array([1_600_000_000, 5]))
+    with pytest.raises(DataError, match=r"no column 't\.hour', which the schema requires"):
+        read(str(path))
+    path = write(tmp_path, ".parquet", pa.array([datetime(2026, 11, 28), None]))
+    with pytest.raises(DataError, match=r"no column 't >= 4', the label of the schema"):
+        labels_of(path, "t >= 4", slot="click")
+    path = write(tmp_path, ".parquet", pa.nulls(2))
+    require(read(str(path))[0], [None, None])
+
+
 def test_a_column_of_that_name_is_read_as_it_is() -> None:
     rows, _ = read([{"t": "2026-11-28", "t.hour": 7, "click": 0}])
 
@@ -144,8 +155,10 @@ def test_text_that_is_no_time_makes_a_malformed_row(tmp_path: Path, suffix: str)
     assert dataset._reading.bad_rows.first.endswith(fault)
 
 
-def labels_of(path: Path, label: str, **options: Any) -> tuple[list[float], str]:
-    dataset = QueueDataset(Schema(dense=(), slots=("user",), label=label), 100, **options)
+def labels_of(
+    path: Path, label: str, slot: str = "user", **options: Any
+) -> tuple[list[float], str]:
+    dataset = QueueDataset(Schema(dense=(), slots=(slot,), label=label), 100, **options)
     dataset.set_filelist([path])
     rows = joined(list(dataset))
     assert rows.labels is not None
