@@ -210,6 +210,13 @@ def _column(path: str, kind: str, header: bytes, rows: pa.Table, first: int, nam
         raise UsageError(
             f"{path}: files of format {kind!r} have no column {name!r} to choose rows by"
         )
+    if kind == "paddlerec":
+        start = f"{name}:".encode()
+        words = [line.split() for line in rows["line"].to_pylist()]
+        found = [
+            next((w[len(start) :] for w in line if w.startswith(start)), b"") for line in words
+        ]
+        return pa.array([value or None for value in found], pa.binary())
     if kind == "json":
         values = [_value_in_json(line, name) for line in rows["line"].to_pylist()]
         if any(isinstance(each, list | dict) for each in values):

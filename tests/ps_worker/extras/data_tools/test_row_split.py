@@ -15,6 +15,7 @@ from pyarrow import json as arrow_json
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.negative_sampling import row_hash
 from ctr_ps.ps_worker.data.text import text_reader
+from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 from ctr_ps.ps_worker.extras.data_tools.row_split import WrittenSet, parse_ratio, split_rows
 
 
@@ -305,3 +306,20 @@ def test_csv_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
 
     with pytest.raises(DataError, match="would be empty, as 0 rows are too few"):
         split_rows([str(tmp_path / "a.csv")], tmp_path / "sets")
+
+
+def test_words_of_slot_text_choose_rows(tmp_path: Path) -> None:
+    lines = [
+        f"day:{row} user:u{row} click:0\n" if row != 5 else "user:u5 click:0\n" for row in range(9)
+    ]
+    path = tmp_path / "part-0"
+    path.write_text("".join(lines))
+    by, where = Condition("day", ">=", "7"), [Condition("user", "!=", "u2")]
+
+    split_rows([str(path)], tmp_path / "sets", format="paddlerec", by=by, where=where)
+
+    written = {
+        name: tmp_path / "sets" / name / "part-00000.paddlerec" for name in ("train", "test")
+    }
+    assert written["test"].read_text() == "".join(lines[7:])
+    assert written["train"].read_text() == "".join(lines[:2] + lines[3:7])
