@@ -187,6 +187,7 @@ def test_bytes_that_are_no_text_are_a_value_but_to_python(tmp_path: Path, name: 
     path = tmp_path / f"part{FILE_FORMATS[name].suffix}"
     lines = {".csv": b"1,1,2,%s,b,c", ".ffm": b"1 0:0:1 1:0:2 2:%s:1 3:b:1 4:c:1"}
     lines |= {".multislot": b"2 1 2 1 %s 1 b 1 c 1 1"}
+    lines |= {".paddlerec": b"label:1 I1:1 I2:2 C1:%s C2:b C3:c"}
     lines |= {".jsonl": b'{"label":1,"I1":1,"I2":2,"C1":"%s","C2":"b","C3":"c"}'}
     line = lines.get(FILE_FORMATS[name].suffix, b"1\t1\t2\t%s\tb\tc") % b"\xff\xfe"
     write_text(path, with_line(name, rows, 3, line))
