@@ -47,8 +47,8 @@ class Process(Protocol):
     def wait(self) -> int:
         """Waits for its exit; returns the return code as `Popen` does."""
 
-    def send(self, number: signal.Signals) -> bool:
-        """Sends a signal to its process group; returns False if it has exited."""
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to its process group, unless it has exited."""
 
 
 class Engine(Protocol):
@@ -78,15 +78,7 @@ class ProcessExited:
     returncode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A process that was started by `start_told` wrote a line to stdout."""
-
-    name: str
-    text: bytes
-
-
-Events = queue.SimpleQueue[ProcessExited | Signalled | Line]  # `put` is safe in a signal handler
+Events = queue.SimpleQueue[ProcessExited | Signalled]  # `put` is safe in a signal handler
 Sink = Callable[[bytes], None]
 """Takes output; raises OSError when it no longer can."""
 
@@ -102,13 +94,10 @@ class Terminal:
 class LocalProcess(subprocess.Popen[bytes]):
     """A process of this machine, which leads a group."""
 
-    def send(self, number: signal.Signals) -> bool:
+    def send(self, number: signal.Signals) -> None:
         """See `Process`."""
-        try:
+        with contextlib.suppress(ProcessLookupError):  # exited, not yet reported
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # exited, not yet reported
-            return False
-        return True
 
 
 class LocalEngine:
@@ -230,18 +219,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                     _start_copy(process.stderr, log, terminal.stderr),
                 ]
 
-    def start_told(self, spec: ProcessSpec) -> None:
-        """Starts a process whose lines of stdout become events; the rest of its output is in its log."""
-        with self._open_log(spec.name) as log:
-            process = self._start(spec, stdout=subprocess.PIPE, stderr=log)
-        threading.Thread(target=self._tell, args=(spec.name, process), daemon=True).start()
-
-    def send(self, name: str, number: signal.Signals) -> bool:
-        """Sends a signal to a process; returns False where none of this name runs."""
-        process = self._running.get(name)
-        return process is not None and process.send(number)
-
-    def next_event(self, deadline: float = math.inf) -> Exited | Signalled | Line | None:
+    def next_event(self, deadline: float = math.inf) -> Exited | Signalled | None:
         """Waits for an event until `deadline`, a time of `time.monotonic`; returns None then."""
         while True:
             timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
@@ -301,8 +279,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         return process
 
     def _send_all(self, names: Collection[str], number: signal.Signals) -> None:
-        for name in names:
-            self.send(name, number)
+        for name in self._running.keys() & names:
+            self._running[name].send(number)
 
     def _collect_exits(self, names: Collection[str], deadline: float) -> Signalled | None:
         """Waits until none of `names` runs; returns the signal that ended that before `deadline` did."""
@@ -317,12 +295,6 @@ class Cluster(AbstractContextManager["Cluster"]):
     def _end_copies(self, name: str, limit_s: float) -> None:
         for copy in self._copies.pop(name, ()):
             copy.join(limit_s)
-
-    def _tell(self, name: str, process: Process) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self._events.put(Line(name, line))
 
 
 def free_port(host: str = HOST) -> socket.socket:

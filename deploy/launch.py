@@ -7,7 +7,7 @@ Examples:
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
     ps-launch --server-num 2 --worker-num 2 --heter-num 1 examples/torch_wide_deep.toml
     ps-launch --on ray --address auto --server-num 8 --worker-num 32 job.toml
-    ps-launch --server-num 2 --worker-num 2 --max-restarts 1 --chaos 'kill server 1 at step 200' job.toml
+    ps-launch --server-num 2 --worker-num 2 --max-restarts 3 --durability log job.toml
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from ctr_ps.deploy.chaos import FORMS, Chaos, SentenceError, parse
 from ctr_ps.deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
 from ctr_ps.deploy.plan import ROLE_VARIABLES, commands_of_job, commands_of_script, is_script
@@ -123,13 +122,6 @@ def command(
             "log: the killed process restarts, and a server recovers from its update log."
         ),
     ] = "checkpoint",
-    chaos: Annotated[
-        str | None,
-        typer.Option(
-            help="Faults to inject, for example 'kill server 1 at step 200; drop 5% pushes': "
-            f"{'; '.join(FORMS.values())}."
-        ),
-    ] = None,
     on: Annotated[
         Literal["local", "ray"],
         typer.Option(
@@ -140,18 +132,12 @@ def command(
         str,
         typer.Option(help="Ray cluster: HOST:PORT, or auto: that of this machine or Ray job."),
     ] = "auto",
-    chaos_seed: Annotated[int, typer.Option(help="Seed for the choice of disturbed calls.")] = 0,
 ) -> None:
     """Run a job or script as a cluster of servers and workers."""
     log_dir = log_dir.expanduser()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
-    if on == "ray" and (heter_num or chaos):
-        raise typer.BadParameter("--heter-num and --chaos need --on local")
-    try:
-        sizes = {"num_servers": server_num, "num_workers": worker_num, "num_heter": heter_num}
-        faults = Chaos() if chaos is None else parse(chaos, seed=chaos_seed, **sizes)
-    except SentenceError as error:
-        raise typer.BadParameter(f"--chaos: {error}") from error
+    if on == "ray" and heter_num:
+        raise typer.BadParameter("--heter-num needs --on local")
     if is_script(program):
         of_jobs = {
             "--set": settings,
@@ -203,8 +189,7 @@ def command(
         checkpoints=checkpoints,
         is_resumed=is_resumed,
         has_metrics=has_metrics,
-        chaos=faults,
-        as_json=json and bool(chaos or max_restarts),
+        as_json=json and bool(max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
     try:

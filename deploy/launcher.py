@@ -1,14 +1,12 @@
 """The launcher: starts the processes of a run and does what its supervisor decides.
 
 Cluster --exits, signals, time--> Supervisor --decisions--> start again, stop, end with a code
-         `--versions, time--> Disturber --> signals to processes, a report
 """
 
 import contextlib
 import json
 import logging
 import os
-import sys
 import textwrap
 import time
 from collections import deque
@@ -19,7 +17,6 @@ from typing import Any
 
 import fsspec
 
-from ctr_ps.deploy.chaos import Chaos
 from ctr_ps.deploy.cluster import (
     Cluster,
     Engine,
@@ -31,7 +28,6 @@ from ctr_ps.deploy.cluster import (
     held,
     signals_as_events,
 )
-from ctr_ps.deploy.disturber import Disturber
 from ctr_ps.deploy.plan import Commands, Plan, ProcessSpec, with_update_logs
 from ctr_ps.deploy.supervisor import (
     End,
@@ -47,7 +43,6 @@ from ctr_ps.deploy.supervisor import (
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 RESUMES = ("--set", "checkpoint.resume=true")
-WATCHER = "ctr_ps.ps_worker.extras.watching.servers"
 
 log = logging.getLogger("ps-launch")
 
@@ -69,9 +64,7 @@ class Launch:
     checkpoints: str = ""  # `checkpoint.dir` of the job; empty: it has none, or a script is run
     is_resumed: bool = False  # whether the job itself resumes from there
     has_metrics: bool = False  # whether it has a `run.dir`
-    chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (sys.executable, "-m", WATCHER)  # see `Disturber`
-    # whether the last line of trainer 0 is an object, which gets the fields of the report
+    # whether the last line of trainer 0 is an object, which gets the number of restarts
     as_json: bool = False
     grace_seconds: float = 10.0  # time between the first SIGTERM and SIGKILL
 
@@ -122,9 +115,6 @@ class _Launcher:
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
         self._goes_on: bool | None = None  # from update logs of an earlier run; None: not known yet
-        self._disturber = Disturber(
-            launch.chaos, cluster, launch.log_dir / "chaos", launch.watch_command
-        )
         self._server_names = [f"pserver.{index}" for index in range(launch.num_servers)]
         self._supervisor = Supervisor(
             self._server_names,
@@ -145,23 +135,16 @@ class _Launcher:
     def run(self) -> int:
         self._start_all()
         while True:
-            due = min(self._supervisor.next_time(), self._disturber.next_time())
-            event = self._disturber.handle(self._cluster.next_event(due))
-            end = self._handle(event)
+            end = self._handle(self._cluster.next_event(self._supervisor.next_time()))
             if end is not None:
                 return self._end(end)
 
     def report(self) -> dict[str, Any]:
-        """Logs what was restarted and disturbed; returns it as fields of the result, if it may have been."""
-        fields: dict[str, Any] = {}
-        if self._launch.policy.max_restarts:
-            fields["restarts"] = self._supervisor.restarts
-            log.info("restarts: %d", self._supervisor.restarts)
-        if report := self._disturber.report():
-            fields["chaos"] = report.as_json()
-            for line in report.lines():
-                log.info("chaos: %s", line)
-        return fields
+        """Logs the number of restarts; returns it as a field of the result, if there may have been some."""
+        if not self._launch.policy.max_restarts:
+            return {}
+        log.info("restarts: %d", self._supervisor.restarts)
+        return {"restarts": self._supervisor.restarts}
 
     def _handle(self, event: Event | None) -> End | None:
         """Does what follows from an event; returns how the run ends if it does."""
@@ -215,10 +198,7 @@ class _Launcher:
         servers = plan.servers(launch.commands.server)
         if launch.update_logs:
             servers = with_update_logs(servers, launch.update_logs)
-        workers = [
-            replace(spec, variables=self._disturber.variables(spec.name))
-            for spec in plan.workers((*launch.commands.worker, *options))
-        ]
+        workers = plan.workers((*launch.commands.worker, *options))
         # Heter trainers share the machine of all others: with threads for all cores one trained 5,300
         # examples/s beside two workers and two servers on two busy cores, with one thread 19,200.
         threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
@@ -236,7 +216,6 @@ class _Launcher:
         )
         for spec in self._specs.values():
             self._start(spec, note)
-        self._disturber.watch(endpoints)
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
         is_shown = spec.name == "trainer.0"

@@ -161,9 +161,10 @@ class Host:
         assert self._process is not None
         return await asyncio.to_thread(self._process.wait)
 
-    async def send(self, number: int) -> bool:
-        """Sends a signal to the process group; returns False if the process has exited."""
-        return self._process is not None and self._process.send(signal.Signals(number))
+    async def send(self, number: int) -> None:
+        """Sends a signal to the process group, unless the process has exited."""
+        if self._process is not None:
+            self._process.send(signal.Signals(number))
 
     async def pid(self) -> int:
         """Returns the process id of the actor itself."""
@@ -198,12 +199,10 @@ class RayProcess:
             copy.join(LAST_WORDS_SECONDS)
         return code
 
-    def send(self, number: signal.Signals) -> bool:
-        """Sends a signal; returns False if the process has exited or its actor is lost."""
-        try:
-            return bool(ray.get(self._actor.send.remote(int(number)), timeout=CALL_SECONDS))
-        except RayError:
-            return False
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, unless the process has exited or its actor is lost."""
+        with contextlib.suppress(RayError):
+            ray.get(self._actor.send.remote(int(number)), timeout=CALL_SECONDS)
 
     def _copy_to(self, target: int | IO[bytes], *, is_stderr: bool) -> IO[bytes] | None:
         source: IO[bytes] | None = None

@@ -1,6 +1,6 @@
 """Rules of a launcher: what follows when a process exits, a signal comes or time passes.
 
-    Exited, Signalled, Progressed, time --> Supervisor --> Restart, RestartAll, OtherPorts, Warn, End
+    Exited, Signalled, time --> Supervisor --> Restart, RestartAll, OtherPorts, Warn, End
 
 Pure: no process, no thread, no clock. Times are seconds of any one clock.
 """
@@ -44,12 +44,7 @@ class Signalled:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """All servers have applied steps since the last such event."""
-
-
-Event = Exited | Signalled | Progressed
+Event = Exited | Signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +153,7 @@ class Supervisor:
         self._workers = workers
         self._policy = policy
         self.restarts = 0
-        self._recent: dict[str, list[float]] = {}  # restarts of a process or the job, to progress
+        self._recent: dict[str, list[float]] = {}  # times of restarts, of a process or the job
         self._has_other_ports = False
         self.started()
 
@@ -184,9 +179,6 @@ class Supervisor:
                 return self._failed(name, returncode, now)
             case Signalled(number):
                 return End(exit_code_of(-number), f"got {signal.Signals(number).name}")
-            case Progressed():
-                self._recent.clear()
-                return None
             case None:
                 return self._time_passed(now)
 
@@ -293,10 +285,7 @@ class Supervisor:
         times = [time for time in self._recent.get(what, ()) if now - time < FUTILE_SECONDS]
         self._recent[what] = times
         if len(times) >= MAX_FUTILE_RESTARTS:
-            return (
-                f", and {what} was restarted {MAX_FUTILE_RESTARTS} times within {FUTILE_SECONDS:g} s "
-                "without progress"
-            )
+            return f", and {what} was restarted {MAX_FUTILE_RESTARTS} times within {FUTILE_SECONDS:g} s"
         return ""
 
     def _time_passed(self, now: float) -> Decision | None:

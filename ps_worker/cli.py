@@ -36,7 +36,6 @@ from ctr_ps.protos.runtime.options import (
     command_app,
     run_command,
 )
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job import Job, load_job
 
 logger = logging.getLogger(__name__)
@@ -280,7 +279,7 @@ def _train(job: Job, metrics: str | None, *, is_dry: bool) -> Mapping[str, Any]:
             _tell_of_interruptions(job)
         else:
             termination = stack.enter_context(Termination())
-        store = stack.enter_context(open_store(role, job.cluster, disturb=faults_of(os.environ)))
+        store = stack.enter_context(open_store(role, job.cluster))
         heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
 
         def on_joined(run: Run) -> None:

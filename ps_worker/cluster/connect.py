@@ -19,7 +19,7 @@ from ctr_ps.protos.wire.calls import GET_STATUS
 from ctr_ps.protos.wire.requests import Join
 from ctr_ps.protos.wire.security.credentials import TLS_CA
 from ctr_ps.ps_worker.cluster.client import ClusterClient
-from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, Disturb, GrpcTransport
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.joined_worker import ABORT_S, abort_on_each
 from ctr_ps.ps_worker.cluster.transport import Transport
 
@@ -40,13 +40,12 @@ def connect(
     deadlines: Deadlines | None = None,
     retry_s: float | None = None,
     stream: bool = True,
-    disturb: Disturb | None = None,
 ) -> ClusterClient:
     """Returns a client once all servers answer; see `GrpcTransport`, and `wait_for_servers` for errors.
 
     `endpoints` are in the order that all processes of the job share.
     """
-    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, stream=stream, disturb=disturb)
+    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, stream=stream)
     try:
         wait_for_servers(transport, connect_timeout_s)
     except CtrPsError:

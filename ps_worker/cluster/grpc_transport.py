@@ -51,7 +51,7 @@ _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 SENDS_AGAIN = "sends-again"
 """Name of the thread, which is there while calls wait for that."""
 
-_TIME_IS_UP = (grpc.FutureTimeoutError, TimeoutError)  # the second if chaos disturbs the call
+_TIME_IS_UP = (grpc.FutureTimeoutError, TimeoutError)  # the second by calls on a stream
 _HAS_FAILED = (grpc.RpcError, grpc.FutureCancelledError)
 
 AT_ONCE_S = 1.0
@@ -59,10 +59,6 @@ AT_ONCE_S = 1.0
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-
-Disturb = Callable[[Sequence[grpc.Channel]], Sequence[Any]]
-"""Returns channels to servers 0, 1, ... whose calls have faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +347,6 @@ class GrpcTransport:
         calls: Mapping[str, Call[Any, Any]] = CALLS,  # that servers of this kind answer, by name
         # None: those of this process's environment; a file that cannot be used is a UsageError
         credentials: Credentials | None = None,
-        disturb: Disturb | None = None,  # puts faults into the calls of a test
         stream: bool = True,  # whether calls that move data use the streams that servers offer
         clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
@@ -369,7 +364,6 @@ class GrpcTransport:
         self._deadlines = deadlines or Deadlines()
         self._calls = calls
         self._credentials = credentials or Credentials.from_environment()
-        self._disturb = disturb
         # Heter trainers have calls of their own, and none.
         self._has_streams = stream and calls is CALLS
         self._watched = WatchedFiles(self._credentials.files())
@@ -386,7 +380,6 @@ class GrpcTransport:
                 StreamChannel(channel, endpoint, metadata, self._credentials)
                 for channel, endpoint in zip(opened, self.endpoints, strict=True)
             ]
-        channels = self._disturb(channels) if self._disturb else channels
         methods = [
             {
                 call.name: channel.unary_unary(

@@ -2,24 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_worker.job.sections import ClusterSection
 
-if TYPE_CHECKING:
-    from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
-
 LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
 """The role of a process without a cluster: worker 0 of 1, whose store is in this process."""
 
 
 @contextmanager
-def open_store(
-    role: WorkerRole | HeterRole, limits: ClusterSection, *, disturb: "Disturb | None" = None
-) -> Iterator[Store]:
+def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
     Where that fails, the servers that do answer tell the others, who wait for this worker; see
@@ -41,7 +35,6 @@ def open_store(
             deadlines=Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
             retry_s=limits.retry_s,
             stream=limits.stream,
-            disturb=disturb,
         )
     except CtrPsError as error:
         may_come_again = isinstance(error, TransportError) and limits.on_worker_loss == "wait"

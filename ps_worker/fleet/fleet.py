@@ -7,7 +7,6 @@
 Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePath
@@ -38,7 +37,6 @@ from ctr_ps.ps_worker.data.files.listing import signature_of, stamp_of
 from ctr_ps.ps_worker.data.formats import Format, splitter
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.extras.heter.connect import before_the_cut, heter_trainers, require_heter
 from ctr_ps.ps_worker.fleet.task import Task
@@ -323,9 +321,7 @@ class Fleet:
             )
         self._has_called = True
         with ExitStack() as opened:
-            store = opened.enter_context(
-                open_store(role, job.cluster, disturb=faults_of(os.environ))
-            )
+            store = opened.enter_context(open_store(role, job.cluster))
             heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
             plan = model_plan_of(task.model, job, role, new_pass_trainer=new_pass_trainer)
             run = Run(store, before_the_cut(plan, heter), heter=heter)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.role import WorkerRole, require_endpoints, role_from_environment
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job.reading import override_job
 from ctr_ps.ps_worker.run.membership import Membership
 from ctr_ps.ps_worker.run.plan import terms_of
@@ -79,7 +78,7 @@ def open_tables(
     if max_pending_mb < 1:
         raise UsageError(f"max_pending_mb is {max_pending_mb}, expected at least 1")
     with (
-        open_store(role, job.cluster, disturb=faults_of(os.environ)) as store,
+        open_store(role, job.cluster) as store,
         Membership(
             store,
             role.worker_index,

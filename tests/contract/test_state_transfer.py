@@ -1,6 +1,5 @@
 """One suite for every store: rows and blocks that leave with their optimizer state, and come back."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ctr_ps.protos.spec import StatisticsSpec
 from ctr_ps.protos.store import BlockState, ModelState, SaveRequest, Store
 from ctr_ps.protos.store.state_transfer import join_state, rows_at, split_state
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_worker.extras.chaos import CHAOS
+from tests.support.call_faults import faults_of_calls
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,
@@ -223,21 +222,15 @@ def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
         store.engine.push_chunk(StateChunk([], [], 1, 2), push).result()
 
 
-def test_state_whose_calls_are_lost_or_come_twice_arrives_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_state_whose_calls_are_lost_or_come_twice_arrives_once(tmp_path: Path) -> None:
     """Requests and replies, of pulls and pushes in several chunks."""
-    chaos = {
-        "seed": 1,
-        "journal": str(tmp_path / "journal"),
-        "faults": [
-            [kind, calls, 0.3] for kind in ("drop", "duplicate") for calls in ("pushes", "pulls")
-        ],
-    }
+    journal = tmp_path / "journal"
     source, reference = in_process(), in_process()
     train(source, 0, 1)
-    monkeypatch.setenv(CHAOS, json.dumps(chaos))
-    with cluster(num_servers=2) as servers:
+    with (
+        cluster(num_servers=2) as servers,
+        faults_of_calls(journal, calls=("Push", "Pull"), lost=0.3, twice=0.3),
+    ):
         client = servers.client(chunk_bytes=800)
         declare(client)
 
@@ -253,11 +246,9 @@ def test_state_whose_calls_are_lost_or_come_twice_arrives_once(
         assert client.status().version == 2
     np.testing.assert_array_equal(found.rows["deep"].weights, state.rows["deep"].weights)
     np.testing.assert_array_equal(found.rows["deep"].state, state.rows["deep"].state)
-    faults = {line.rsplit(" ", 1)[0] for line in (tmp_path / "journal").read_text().splitlines()}
+    happened = set(journal.read_text().splitlines())
     for call in ("PushState", "PullState"):
-        assert {
-            f"{fault} {call}" for fault in ("request_lost", "reply_lost", "duplicated")
-        } <= faults
+        assert {f"{fault} {call}" for fault in ("request_lost", "reply_lost", "twice")} <= happened
 
 
 def test_push_of_state_leaves_a_snapshot_as_it_was(store: Store, tmp_path: Path) -> None:

@@ -267,6 +267,32 @@ sys.exit(6)
     assert Path("ended").exists()
 
 
+def test_process_that_is_paused_ends_in_order_all_the_same() -> None:
+    """SIGTERM alone would reach it only when it goes on."""
+    server = """
+import os, signal
+def end(*_):
+    open("ended", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open("alive", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    worker = """
+import os, signal
+pid = open("alive").read()
+os.kill(int(pid), signal.SIGSTOP)
+while open(f"/proc/{pid}/stat").read().split()[2] != "T":
+    pass
+raise SystemExit(6)
+"""
+
+    code, _ = launched_here(server, worker)
+
+    assert code == 6
+    assert Path("ended").exists()
+
+
 def test_a_second_signal_does_not_wait_for_the_grace(start: Start) -> None:
     stubborn = """
 import os, signal, sys

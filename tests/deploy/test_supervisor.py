@@ -12,7 +12,6 @@ from ctr_ps.deploy.supervisor import (
     End,
     Exited,
     Policy,
-    Progressed,
     Restart,
     RestartAll,
     Supervisor,
@@ -174,7 +173,7 @@ def test_after_the_last_restart_a_killed_process_ends_the_run(durability: str) -
     assert "had its 2 restarts" in end.reason
 
 
-def test_restarts_without_progress_end_the_run() -> None:
+def test_many_restarts_in_a_short_time_end_the_run() -> None:
     rules = supervisor(max_restarts=99, durability="log")
     times = [index * 0.9 * FUTILE_SECONDS / MAX_FUTILE_RESTARTS for index in range(4)]
     for time in times[:3]:
@@ -183,10 +182,10 @@ def test_restarts_without_progress_end_the_run() -> None:
     end = exits(rules, "pserver.0", code=KILLED, now=times[3])
 
     assert end.code == 137
-    assert "pserver.0 was restarted 3 times within 10 s without progress" in end.reason
+    assert "pserver.0 was restarted 3 times within 10 s" in end.reason
 
 
-def test_the_job_is_not_started_again_without_progress_either() -> None:
+def test_the_job_is_not_started_again_that_often_either() -> None:
     rules = supervisor(max_restarts=99)
     for name in ("pserver.0", "trainer.0", "pserver.1"):
         assert isinstance(exits(rules, name, code=KILLED), RestartAll)
@@ -210,15 +209,6 @@ def test_restarts_of_several_processes_are_not_futile() -> None:
 
     for name in SERVERS * MAX_FUTILE_RESTARTS:
         assert isinstance(exits(rules, name, code=KILLED), Restart)
-
-
-@pytest.mark.parametrize("durability", ["log", "checkpoint"])
-def test_restarts_with_progress_in_between_are_not_futile(durability: str) -> None:
-    rules = supervisor(max_restarts=99, durability=durability)
-
-    for _ in range(8):
-        assert not isinstance(exits(rules, "pserver.0", code=KILLED), End)
-        rules.handle(Progressed(), 0.0)
 
 
 def test_a_worker_that_lost_a_server_may_exit_before_the_server() -> None:

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, run
+from tests.support.process_faults import Fault, launched_with
 from tests.support.processes import free_port, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,15 +49,12 @@ def test_sync_gives_the_model_of_the_same_job_without_a_heter_trainer(
         folder = tmp_path / f"model-{num_heter}"
         cluster = ["--server-num", num_servers, "--worker-num", 2, "--heter-num", num_heter]
         own = settings(data, strategy__mode="sync", checkpoint__dir=folder)
-        log = ["--log-dir", tmp_path / f"log-{num_heter}"]
-        if num_heter:
-            log += ["--chaos", "pause heter 0 for 300ms at step 5"]
-        results.append(result_of("ps-launch", *cluster, *log, JOB, *own))
+        pauses = [Fault(5, "HETER_TRAINER", 0, pause_s=0.3)] * num_heter
+        log_dir = tmp_path / f"log-{num_heter}"
+        results.append(launched_with(pauses, log_dir, *cluster, JOB, *own))
         saved.append(SavedModel.open(folder))
 
     expected, found = results
-    (paused,) = found["chaos"]["processes"]
-    assert (paused["process"], paused["is_done"]) == ("heter.0", True)
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-6)
     assert found["auc"] == pytest.approx(expected["auc"], abs=1e-5)
     assert found["examples"] == expected["examples"] == 6000

@@ -486,7 +486,6 @@ class Count:
 
 
 NUM_PUSHERS, NUM_PUSHES = 3, 900
-CHAOS = '{"seed": "7", "journal": "", "faults": [["drop", "pushes", 0.05], ["duplicate", "pushes", 0.05]]}'
 
 
 @contextmanager
@@ -499,7 +498,6 @@ def pushing(folder: Path, **settings: Any) -> Iterator[RunningJob]:
         command,
         num_workers=NUM_PUSHERS,
         job_size=NUM_PUSHERS + 1,
-        environment={"CTR_PS_CHAOS": CHAOS},
         **settings,
     ) as job:
         yield job

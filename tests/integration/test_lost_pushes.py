@@ -1,12 +1,12 @@
 """Saves in the middle of training, on servers of which some calls are lost and sent again."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from tests.support.call_faults import faults_of_calls
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, worker_run
 
@@ -14,15 +14,14 @@ BATCHES = random_batches(10, 16, seed=4)
 
 
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
-def test_checkpoint_after_a_step_has_that_step_on_every_server(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_after_a_step_has_that_step_on_every_server(mode: str, tmp_path: Path) -> None:
     """The answer to a push comes with the next pull: before that the push may have been lost."""
-    faults = {"seed": "3", "faults": [["drop", "pushes", 0.3]]}
-    monkeypatch.setenv("CTR_PS_CHAOS", json.dumps(faults))
     saved: list[tuple[int, list[int], int]] = []
 
-    with cluster(num_servers=2, wait_limit_s=10.0) as servers:
+    with (
+        cluster(num_servers=2, wait_limit_s=10.0) as servers,
+        faults_of_calls(tmp_path / "journal", lost=0.3),
+    ):
         store = servers.client(joins=False)
         with worker_run(store, small_model(), job(mode)) as run:
 

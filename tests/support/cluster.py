@@ -5,7 +5,6 @@ with cluster(num_servers=2, num_workers=2) as servers:
 """
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -25,7 +24,6 @@ from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import wait_for_servers
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.stream import StreamChannel
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from tests.support.stores import INCARNATION, declare, joined
 
 T = TypeVar("T")
@@ -114,7 +112,6 @@ class Cluster:
             self.endpoints,
             deadlines or Deadlines(rpc_s=10, wait_s=20),
             stream=stream is not False,
-            disturb=faults_of(os.environ),
         )
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)

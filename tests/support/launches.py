@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ctr_ps.deploy.chaos import Chaos, parse
 from ctr_ps.deploy.cluster import Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
 from ctr_ps.deploy.plan import Commands
@@ -45,16 +44,13 @@ def launched_here(
     num_servers: int = 1,
     num_workers: int = 1,
     checkpoints: str = "",
-    chaos: str = "",
-    watcher: str = "",
-    as_json: bool = False,
     grace_seconds: float = 10.0,
     waits_for_lost: bool = True,
     **policy: Any,
 ) -> tuple[int, str]:
     """Runs a launch of programs' texts; returns its exit code and the output of trainer 0.
 
-    `chaos` are values of `--chaos`, `policy` fields of `Policy`, the rest as for `Launch`. Logs are in `log`.
+    `policy` are fields of `Policy`, the rest is as for `Launch`. Logs are in `log`.
     """
     with Path("shown").open("wb") as shown:
         launch = Launch(
@@ -65,11 +61,6 @@ def launched_here(
             policy=Policy(**policy),
             waits_for_lost=waits_for_lost,
             checkpoints=checkpoints,
-            chaos=parse(chaos, num_servers=num_servers, num_workers=num_workers, seed=7)
-            if chaos
-            else Chaos(),
-            watch_command=python(watcher),
-            as_json=as_json,
             grace_seconds=grace_seconds,
         )
         code = run(launch, terminal_at(shown.fileno()))

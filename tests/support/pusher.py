@@ -2,7 +2,8 @@
 
     python -m tests.support.pusher FOLDER NUM_PUSHES        # its role is in the environment
 
-Each push adds 1 to some counters: gradients of -1 at a learning rate of 1.
+Each push adds 1 to some counters: gradients of -1 at a learning rate of 1. Of the pushes, 5 % are lost, with
+their requests or replies, and 5 % are sent twice.
 """
 
 import os
@@ -21,6 +22,7 @@ from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, PushId, Version, WorkerLoss
 from ctr_ps.ps_worker.cluster.connect import connect
 from ctr_ps.ps_worker.run.membership import LeaseRenewal
+from tests.support.call_faults import faults_of_calls
 
 NUM_KEYS = 64
 KEYS_A_PUSH = 8
@@ -63,6 +65,7 @@ def main() -> None:
     worker, incarnation = role.worker_index, secrets.randbits(63)
     on_the_way: deque[tuple[int, Future[Version]]] = deque()
     with (
+        faults_of_calls(folder / f"{worker}.faults", lost=0.05, twice=0.05),
         connect(role.endpoints) as client,
         # In one piece each, since this process is killed.
         (folder / f"{worker}.sent").open("ab", buffering=0) as sent,

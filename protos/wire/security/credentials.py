@@ -154,28 +154,23 @@ class WatchedFiles:
         return [_identity(path) for path in self._paths]
 
 
-def open_channel(
-    endpoint: str,
-    credentials: Credentials,
-    options: Sequence[tuple[str, Any]] | None = None,
-) -> grpc.Channel:
+def open_channel(endpoint: str, credentials: Credentials) -> grpc.Channel:
     """Returns a channel to a server, for calls with `credentials.metadata()`.
 
-    `options` are by default those of channel.py. Raises UsageError if a file of the credentials cannot be
-    read.
+    Raises UsageError if a file of the credentials cannot be read.
     """
-    options = CHANNEL_OPTIONS if options is None else options
     if not credentials.ca:
         if credentials.certificate or credentials.server_name:
             raise UsageError(
                 f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates of the "
                 "authorities that sign the servers' certificates"
             )
-        return grpc.insecure_channel(endpoint, options=options)
+        return grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
     own = _pair(credentials) if credentials.certificate else ()
     authorities = _authorities(credentials.ca, TLS_CA)
+    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS]
     if credentials.server_name:
-        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
+        options.append(("grpc.ssl_target_name_override", credentials.server_name))
     return grpc.secure_channel(
         endpoint, grpc.ssl_channel_credentials(authorities, *own), options=options
     )

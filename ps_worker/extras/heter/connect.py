@@ -4,7 +4,6 @@ worker w --> heter trainer w % H --lost--> the next one, asynchronously; else an
 """
 
 import logging
-import os
 import secrets
 import sys
 import threading
@@ -31,7 +30,6 @@ from ctr_ps.protos.wire.heter import (
 )
 from ctr_ps.ps_worker.cluster.slow_calls import BUDGET_S
 from ctr_ps.ps_worker.cluster.transport import Transport
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.heter.dense_part import module_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.plan import ModelPlan
@@ -296,7 +294,6 @@ def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterT
         Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
         retry_s=min(retry_s, _RETRY_SHARE * limits.lease_s),
         calls=HETER_CALLS,
-        disturb=faults_of(os.environ),
     )
     return HeterTrainers(transport, worker=worker, takes_over=takes_over(job))
 

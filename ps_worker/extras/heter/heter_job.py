@@ -11,7 +11,6 @@ is divided by those (ps_server/coordination/steps.py). Pushed on arrival, it is 
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -31,7 +30,6 @@ from ctr_ps.protos.wire.security.authorization import Authority, Authorization
 from ctr_ps.protos.wire.security.credentials import Credentials, bind, require_protection
 from ctr_ps.ps_worker.cluster.open_store import open_store
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.heter.connect import require_heter, takes_over
 from ctr_ps.ps_worker.extras.heter.dense_part import DensePart
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining, Waiting
@@ -58,7 +56,7 @@ def run_heter(plan: ModelPlan) -> dict[str, Any]:
     assert isinstance(role, HeterRole), "its callers check the role"
     with (
         Termination() as termination,
-        open_store(role, plan.job.cluster, disturb=faults_of(os.environ)) as store,
+        open_store(role, plan.job.cluster) as store,
     ):
         return train_heter(
             plan,

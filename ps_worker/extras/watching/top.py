@@ -12,10 +12,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
+import grpc
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -28,8 +30,11 @@ from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
 from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
-from ctr_ps.ps_worker.extras.watching.servers import Servers
+from ctr_ps.protos.wire.calls import GET_STATUS, SERVICE
+from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
 
+ANSWER_S = 1.0
 MIB = 2**20
 BARS = "▁▂▃▄▅▆▇█"
 MOST_LOOKS = 61
@@ -39,6 +44,42 @@ WIDE = 1000
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
 app = command_app()
+
+
+class Servers(AbstractContextManager["Servers"]):
+    """Servers to look at, until the end of a `with`; it joins no job. For one thread."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        """Opens a channel to each server, whether it answers or not; raises UsageError for credentials."""
+        self.endpoints = tuple(endpoints)
+        credentials = Credentials.from_environment()
+        credentials.metadata()  # raises where there is no token
+        self._credentials = credentials
+        self._channels = [open_channel(endpoint, credentials) for endpoint in endpoints]
+        self._methods = [
+            channel.unary_unary(f"/{SERVICE}/{GET_STATUS.name}") for channel in self._channels
+        ]
+
+    def look(self, answer_s: float = ANSWER_S) -> list[ServerStatus | CtrPsError]:
+        """Returns the status of each server, or why it has none to show within `answer_s` seconds."""
+        request = GET_STATUS.request.encode(None)
+        metadata = self._credentials.metadata()  # its file may have another token by now
+        calls = [
+            method.future(request, timeout=answer_s, metadata=metadata) for method in self._methods
+        ]
+        found: list[ServerStatus | CtrPsError] = []
+        for endpoint, call in zip(self.endpoints, calls, strict=True):
+            try:
+                found.append(GET_STATUS.answer.decode(call.result()))
+            except grpc.RpcError as failure:
+                found.append(error_of(failure, endpoint, GET_STATUS.name))
+            except CtrPsError as error:  # of decoding
+                found.append(error)
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels:
+            channel.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,6 @@ def test_option_comes_before_the_variable() -> None:
         ("ctr_ps.ps_worker.cli", None, "NONE"),
         ("ctr_ps.ps_worker.extras.inference_server.cli", None, "NONE"),
         ("ctr_ps.ps_worker.extras.watching.top", None, "NONE"),
-        ("ctr_ps.ps_worker.extras.watching.servers", None, "NONE"),
         ("ctr_ps.ps_worker.fleet", None, "NONE"),
     ],
 )

@@ -44,7 +44,7 @@ from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
-from ctr_ps.ps_worker.extras.watching.servers import Servers
+from ctr_ps.ps_worker.extras.watching.top import Servers
 from tests.support.stores import DEEP, NEWEST, joined, member, push_id, trained_chain
 
 FREE = "127.0.0.1:0"

@@ -59,7 +59,6 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
                 "deadlines": deadlines,
                 "retry_s": 8.0,
                 "stream": True,
-                "disturb": None,
             },
         )
     ]

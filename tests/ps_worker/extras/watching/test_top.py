@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ctr_ps.protos.errors import TransportError
+from ctr_ps.protos.errors import TransportError, UnknownCallerError
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import (
@@ -32,7 +32,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
-from ctr_ps.ps_worker.extras.watching.top import Look, drawn
+from ctr_ps.ps_worker.extras.watching.top import Look, Servers, drawn
 from tests.support.cluster import cluster
 from tests.support.processes import heeded
 from tests.support.stores import push_id
@@ -230,6 +230,27 @@ def read_from(terminal: int) -> str:
         if select.select([terminal], [], [], 0.02)[0]:
             return os.read(terminal, 65536).decode(errors="replace")
     return ""
+
+
+def test_token_is_shown_also_after_it_was_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctr_ps.protos.wire.security.credentials.LOOK_S", 0.0)
+    first, second = "first-0123456789", "second-0123456789"
+    known, shown = tmp_path / "known", tmp_path / "shown"
+    known.write_text(f"reader {first}\n")
+    shown.write_text(first)
+    monkeypatch.setenv("CTR_PS_TOKEN_FILE", str(shown))
+    with cluster(num_servers=0) as servers:
+        servers.start_server(ParameterStore(), credentials=Credentials(token_file=str(known)))
+        with Servers(servers.endpoints) as watched:
+            found = watched.look(20.0)
+            known.write_text(f"reader {second}\n")
+            found += watched.look(20.0)
+            shown.write_text(second)
+            found += watched.look(20.0)
+
+    assert [type(each) for each in found] == [ServerStatus, UnknownCallerError, ServerStatus]
 
 
 def test_terminal_shows_a_curve_that_moves_until_ctrl_c() -> None:
