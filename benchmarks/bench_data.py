@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_train import ROOT, run_cluster
-from benchmarks.figures import say
+from benchmarks.figures import say, spread
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
@@ -124,8 +124,7 @@ def train_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[
             "case": "train",
             "format": name,
             "batch_size": 512,
-            **spread("memory", speeds["memory"]),
-            **spread("stream", speeds["stream"]),
+            **{name: round(statistics.median(found)) for name, found in speeds.items()},
             "loss": round(statistics.median(losses), 3),
         }
 
@@ -136,15 +135,6 @@ def train(pattern: Path, *, is_streamed: bool) -> float:
     arguments += [*TRAIN_MODE, "--files", str(pattern), *(["--stream"] if is_streamed else [])]
     speed: float = run_cluster(arguments)["examples_per_s"]
     return speed
-
-
-def spread(name: str, values: list[float]) -> dict[str, int]:
-    """Returns median, lowest and highest."""
-    return {
-        name: round(statistics.median(values)),
-        f"{name}_low": round(min(values)),
-        f"{name}_high": round(max(values)),
-    }
 
 
 if __name__ == "__main__":

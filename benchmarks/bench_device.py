@@ -19,7 +19,6 @@ A further way to train is a line in `CASES`.
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import time
@@ -34,6 +33,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks import rows
+from benchmarks.figures import say, spread
 from benchmarks.torch_models import CtrDnn, perceptron
 from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.batch import Batch
@@ -199,20 +199,12 @@ def measure(names: list[str], batch_size: int, device: torch.device, rounds: int
         seconds = seconds_of(cases[name], batches * repeats[name], device)
         speeds[name].append(repeats[name] * NUM_BATCHES * batch_size / seconds)
     for name, values in speeds.items():
-        line = {
-            "bench": "device",
-            "case": name,
-            "batch_size": batch_size,
-            "examples_per_s": round(statistics.median(values)),
-            "low": round(min(values)),
-            "high": round(max(values)),
-            "device_mb": round(memory_mb[name], 1),
-        }
+        line = {**spread("examples_per_s", values), "device_mb": round(memory_mb[name], 1)}
         of_plain = speeds.get(f"plain_{name.rpartition('_')[2]}")
         if of_plain is not None:
             pairs = zip(values, of_plain, strict=True)
             line["of_plain_torch"] = round(statistics.median(a / b for a, b in pairs), 3)
-        print(json.dumps(line), flush=True)
+        say("device", case=name, batch_size=batch_size, **line)
 
 
 def peak_mb(device: torch.device, *, since: float | None = None) -> float:
@@ -237,7 +229,7 @@ def main() -> None:
         print("there is no GPU that PyTorch can use: nothing was measured (--device cpu to try it)")
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(json.dumps({"bench": "device", "device": name, "torch": torch.__version__}), flush=True)
+    say("device", device=name, torch=torch.__version__)
     for batch_size in options.batch_size or BATCH_SIZES:
         measure(options.case or list(CASES), batch_size, device, options.rounds)
 

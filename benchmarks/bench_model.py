@@ -14,7 +14,6 @@ both see the same load of the machine, and the median of the ratios is reported.
 
 import argparse
 import itertools
-import json
 import operator
 import statistics
 import time
@@ -27,6 +26,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
+from benchmarks.figures import say
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.ctr_model.registry import MODELS, ZOO, build_model, with_compute
 from ctr_ps.ctr_model.schema import criteo_schema
@@ -90,7 +90,6 @@ def measure(
         for _, (contender, steps) in itertools.product(range(rounds), contenders.items()):
             speeds[contender].append(speed(pool, steps, batch_size))
     line: dict[str, object] = {
-        "bench": "model",
         "model": name,
         "batch_size": batch_size,
         "threads": threads,
@@ -123,8 +122,7 @@ def main() -> None:
         sizes = options.batch_size or ceiling.BATCH_SIZES
         cases = itertools.product([options.model], sizes, [1, 2])
     for case in cases:
-        line = measure(*case, compute=options.compute, rounds=options.rounds)
-        print(json.dumps(line), flush=True)
+        say("model", **measure(*case, compute=options.compute, rounds=options.rounds))
 
 
 if __name__ == "__main__":

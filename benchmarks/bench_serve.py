@@ -1,10 +1,11 @@
-"""Latency of `ps-serve`, beside that of the Predictor in this process, for the same rows.
+"""Latency of `ps-serve`, beside that of the Predictor in this process, for the same rows; time to load.
 
     python -m benchmarks.bench_serve                      # one JSON line per case
-    python -m benchmarks.bench_serve --rows 1000000 --requests 5000
+    python -m benchmarks.bench_serve --rows 10000000 --requests 5000    # 2 GB of disk, 3 of memory
 
 One client asks for 1 and for 100 examples at a time, over HTTP (JSON) and gRPC, one request after the other.
-The model is the CTR-DNN of the other benchmarks. Milliseconds are medians and 99th percentiles.
+The model is the CTR-DNN of the other benchmarks. Milliseconds are medians and 99th percentiles. `load` is the
+time from Predictor.load to the first prediction, with kernels compiled and the files in the page cache.
 """
 
 import argparse
@@ -24,13 +25,22 @@ import grpc
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.bench_predictor import save_model
+from benchmarks.bench_table import all_keys
+from benchmarks.bench_wire import push_id
 from benchmarks.figures import say
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.store import SaveRequest
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.data.user_code.samples import Sample
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.run.plan import plan_of
 
 SIZES = (1, 100)
+ROWS_A_PUSH = 1_000_000
 DISTINCT = 50
 """Requests that differ; their rows stay in caches, as those of a popular page do."""
 
@@ -43,7 +53,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as name, threadpool_limits(1):
         url = str(Path(name) / "model")
         save_model(url, options.rows)
-        predictor = Predictor.load(url)
+        for _ in range(2):  # the first compiles
+            start = time.perf_counter()
+            predictor = Predictor.load(url)
+            predictor.predict_samples(samples_of(predictor, 1, seed=0))
+            load_s = time.perf_counter() - start
+        say("serve", case="load", rows=options.rows, ms=round(1e3 * load_s))
         with served(url) as (at_http, at_grpc):
             for size in SIZES:
                 requests = [samples_of(predictor, size, seed) for seed in range(DISTINCT)]
@@ -62,6 +77,20 @@ def main() -> None:
                         p50_ms=round(float(p50), 3),
                         p99_ms=round(float(p99), 3),
                     )
+
+
+def save_model(url: str, rows: int) -> None:
+    """Saves a model with `rows` rows."""
+    job = override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
+    plan = plan_of(job)
+    store = ParameterStore()
+    declare(store, specs_of(plan.model, job))
+    (table,) = plan.model.tables
+    for number, keys in enumerate(np.split(all_keys(rows), range(ROWS_A_PUSH, rows, ROWS_A_PUSH))):
+        grad = SparseGrad(keys, np.ones((keys.size, table.dim), np.float32), examples=1)
+        push = push_id(number, incarnation=1)
+        store.push_grad(Gradients(sparse={table.name: grad}), push).result()
+    store.save(SaveRequest(url=url, attachments=attachments_of(job, plan.schema)))
 
 
 def timed(ask: Callable[[int], object], num_requests: int) -> list[float]:

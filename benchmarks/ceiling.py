@@ -9,7 +9,6 @@ benchmarks report their speed relative to this one, measured at the same time. I
 runs; the environment variable OPENBLAS_CORETYPE can set an older one.
 """
 
-import json
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
+
+from benchmarks.figures import say
 
 WIDTHS = (273, 400, 400, 400, 2)  # 13 dense columns and 26 slots of dim 10, hidden layers, classes
 BATCH_SIZES = (100, 512, 4096)
@@ -100,13 +101,8 @@ def blas_kernels() -> str:
 
 def main() -> None:
     for batch_size in BATCH_SIZES:
-        line = {
-            "bench": "ceiling",
-            "batch_size": batch_size,
-            "examples_per_s": round(measure(batch_size)),
-            "blas": blas_kernels(),
-        }
-        print(json.dumps(line), flush=True)
+        speed = round(measure(batch_size))
+        say("ceiling", batch_size=batch_size, examples_per_s=speed, blas=blas_kernels())
 
 
 if __name__ == "__main__":

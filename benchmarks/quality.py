@@ -1,13 +1,17 @@
-"""AUC of every model with its name alone, beside its best of tuned settings, and beside other tools.
+"""AUC of every model with its name alone, beside its best of tuned settings, other tools, and in each mode.
 
     python -m benchmarks.quality                                # planted rows
     python -m benchmarks.quality --sample ROWS/part-*.tsv.gz    # and real ones, tested on the last
     python -m benchmarks.quality --data histories --models din bst --seeds 1
+    python -m benchmarks.quality --data planted --rows 40000 --modes sync async --set train.batch_size=256
 
 Settings are varied one at a time, on the rows that are tested: what is found is the best that somebody could
 have found. The table has means over the seeds; (!) where the defaults are more than 0.002 below. Logistic
 regression is scikit-learn's, `lightgbm` needs that package; "plain" is `ctr_dnn` in PyTorch alone.
-`benchmarks.bench_defaults` compares the modes.
+
+With `--modes`, jobs of nothing but data and a model's name train as commands: one worker by itself, or two
+and two servers. A cell has AUC / log loss / log loss of the first pass, of each batch before it is trained
+on: medians over the seeds.
 """
 
 import argparse
@@ -17,10 +21,10 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -28,17 +32,21 @@ from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from benchmarks.bench_defaults import planted
+from benchmarks.figures import say
 from benchmarks.report import table
 from ctr_ps import Schema, Trainer, criteo_schema
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS, ZOO
+from ctr_ps.protos.runtime.environment import toml_value
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 
 GAP = 0.002
 HISTORY_MODELS = ("din", "bst")
 FLAT_MODELS = (*MODELS, *(name for name in ZOO if name not in (*HISTORY_MODELS, "two_towers")))
 SPARSE_RATES, DENSE_RATES = (0.005, 0.02, 0.1, 0.3), (0.0003, 0.003)
+MODES = ("sync", "half_async", "async", "geo", "bounded_staleness")
+OF_A_MODE = ("auc", "log_loss", "pass_log_loss")
+LIMIT_S = 1800.0
 
 Settings = Mapping[str, Any]
 
@@ -234,7 +242,7 @@ def measured(data: Data, models: Sequence[str], seeds: int, *, tunes: bool) -> l
                 for key, value in settings.items()
             )
             line += [f"{best:.4f}{' (!)' if gap > GAP else ''}", shown or "the defaults"]
-        print(json.dumps({"bench": "quality", "data": data.name, "line": line}), flush=True)
+        say("quality", data=data.name, line=line)
         lines.append(line)
     for name, predict in data.others.items() if not models else ():
         try:
@@ -243,42 +251,101 @@ def measured(data: Data, models: Sequence[str], seeds: int, *, tunes: bool) -> l
             print(f"# {name} is left out: {error}", file=sys.stderr)
             continue
         lines.append([*line_of(name, labels, found), *["", ""][: 2 * tunes]])
-        print(json.dumps({"bench": "quality", "data": data.name, "line": lines[-1]}), flush=True)
+        say("quality", data=data.name, line=lines[-1])
     return lines
 
 
-def data_sets(folder: Path, sample: Sequence[str], rows: int) -> list[Data]:
-    """Writes planted rows, and returns all data sets."""
-    found = []
-    if sample:
-        *train, test = sample
-        schema = criteo_schema()
-        found.append(Data("clicks", schema, train, [test], FLAT_MODELS, others=OTHERS))
-    linear = planted(folder / "linear", rows)
-    found.append(
-        Data(
-            "planted",
-            criteo_schema(),
-            linear.train,
-            linear.test,
-            FLAT_MODELS,
-            json.loads((folder / "linear/planted.json").read_text())["best_auc"],
-            others=OTHERS,
-        )
+def run_command(main: str, *arguments: object) -> str:
+    """Runs a command of the package, by the module of its `main`; returns what it prints."""
+    program = f"from ctr_ps.{main} import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
-    for name, script, models, best, task in (
+    if done.returncode:
+        raise SystemExit(f"{main} {arguments} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def by_command(data: Data, model: str, settings: Settings, workers: int) -> dict[str, float]:
+    """Returns the figures of a job with so many workers, and as many servers if several."""
+    job = {"data.train": data.train, "data.test": data.test, **settings}
+    overrides = [f"--set={key}={json.dumps(value)}" for key, value in job.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.toml")
+        path.write_text(f'model = "{model}"\n', encoding="utf-8")
+        numbers = ("--server-num", workers, "--worker-num", workers, "--log-dir", f"{folder}/log")
+        program: tuple[object, ...] = ("ps_worker.cli", "train")
+        if workers > 1:
+            program = ("deploy.launch", *numbers)
+        found = json.loads(run_command(*program, "--json", path, *overrides).splitlines()[-1])
+    found["pass_log_loss"] = found["passes"][0]["log_loss"]
+    return {name: found[name] for name in OF_A_MODE}
+
+
+def mode_table(data: Data, models: Sequence[str], options: argparse.Namespace) -> str:
+    """Trains models in modes; returns a line a model."""
+    columns = list(itertools.product(options.modes, options.workers))
+    words = (each.partition("=") for each in options.settings)
+    own = {key: toml_value(text) for key, _, text in words}
+    lines = []
+    for model in models:
+        line = [f"`{model}`"]
+        for mode, workers in columns:
+            of_seeds = [
+                by_command(data, model, {"strategy.mode": mode, "train.seed": seed, **own}, workers)
+                for seed in range(options.seeds)
+            ]
+            figures = {
+                name: round(median(each[name] for each in of_seeds), 4) for name in OF_A_MODE
+            }
+            say("quality", data=data.name, model=model, mode=mode, workers=workers, **figures)
+            line.append(" / ".join(f"{figure:.4f}" for figure in figures.values()))
+        lines.append(line)
+    return table([data.name, *(f"{mode}, {workers}" for mode, workers in columns)], lines)
+
+
+def planted(folder: Path, rows: int) -> Data:
+    """Writes rows of a known click model, and a tenth as many to test on."""
+    sizes = ("--rows", rows, "--test-rows", rows // 10, "--files", 4, "--seed", 1)
+    run_command("ps_worker.extras.data_tools.cli", "generate", folder, *sizes)
+    best = json.loads((folder / "planted.json").read_text())["best_auc"]
+    parts = [sorted(map(str, folder.glob(f"{kind}/part-*"))) for kind in ("train", "test")]
+    return Data("planted", criteo_schema(), *parts, FLAT_MODELS, best, others=OTHERS)
+
+
+def by_script(folder: Path, rows: int, name: str, script: str, *figures: Any) -> Data:
+    """Writes the rows of an example."""
+    place = [f"examples/{script}.py", str(folder)]
+    command = [sys.executable, *place, "--rows", str(rows), "--test-rows", str(rows // 10)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    schema = Schema.from_dict(
+        tomllib.loads(Path(f"examples/schemas/{name}.toml").read_text(encoding="utf-8"))
+    )
+    parts = [sorted(map(str, folder.glob(f"{kind}/*"))) for kind in ("train", "test")]
+    return Data(name, schema, *parts, *figures)
+
+
+def data_sets(folder: Path, options: argparse.Namespace) -> Iterator[Data]:
+    """Yields the data sets that are wanted, and writes their rows before."""
+
+    def is_wanted(name: str) -> bool:
+        return name in (options.data or [name])
+
+    if options.sample and is_wanted("clicks"):
+        *train, test = options.sample
+        yield Data("clicks", criteo_schema(), train, [test], FLAT_MODELS, others=OTHERS)
+    if is_wanted("planted"):
+        yield planted(folder / "planted", options.rows)
+    for name, script, *figures in (
         ("histories", "history_clicks", (*HISTORY_MODELS, "ctr_dnn"), 0.8, 0),
         ("conversions", "conversions", tuple(TASK_MODELS), 0.838, 1),
     ):
-        place = [f"examples/{script}.py", str(folder / name)]
-        command = [sys.executable, *place, "--rows", str(rows), "--test-rows", str(rows // 10)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        schema = Schema.from_dict(
-            tomllib.loads(Path(f"examples/schemas/{name}.toml").read_text(encoding="utf-8"))
-        )
-        parts = [sorted(map(str, (folder / name).glob(f"{kind}/*"))) for kind in ("train", "test")]
-        found.append(Data(name, schema, *parts, models, best, task))
-    return found
+        if is_wanted(name) and not options.modes:
+            yield by_script(folder / name, options.rows, name, script, *figures)
 
 
 def main() -> None:
@@ -289,11 +356,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[], help="all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--no-tuning", action="store_true")
+    parser.add_argument("--modes", nargs="+", default=[], choices=MODES, help="to compare")
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], help="of each mode")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], help="of modes' jobs"
+    )
     options = parser.parse_args()
     tunes = not options.no_tuning
     with tempfile.TemporaryDirectory() as folder:
-        for data in data_sets(Path(folder), options.sample, options.rows):
-            if options.data and data.name not in options.data:
+        for data in data_sets(Path(folder), options):
+            if options.modes:
+                print(mode_table(data, options.models or list(MODELS), options), flush=True)
                 continue
             lines = measured(data, options.models, options.seeds, tunes=tunes)
             best = f"best possible AUC {data.best_auc:.3f}" if data.best_auc else ""

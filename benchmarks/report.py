@@ -4,7 +4,7 @@
     python -m benchmarks.report --from results.jsonl # tables from an earlier run
 
 With CTR_PEER_DIR set, PaddlePaddle is measured in the same run, with CTR_TORCH_PEER_DIR plain PyTorch. All
-lines are written to benchmarks/results.jsonl, and ratios to benchmarks/history.jsonl.
+lines are written to benchmarks/results.jsonl.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import history
 from benchmarks.bench_train import PEER_FOLDERS
 
 ROOT = Path(__file__).parent.parent
@@ -262,10 +261,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path, help="JSON lines of an earlier run")
     source = parser.parse_args().source
     if source is None:
-        lines = measure()
-        write_page(lines)
-        history.append(lines)
-        history.main()
+        write_page(measure())
     else:
         write_page([json.loads(line) for line in source.read_text().splitlines()])
 
