@@ -15,7 +15,7 @@ itself, and a worker pulls rows after its own gradients are applied
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 
 from ctr_ps.protos.errors import WaitTimeoutError
 from ctr_ps.protos.futures import Shared
-from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import (
     Coordination,
@@ -36,9 +36,8 @@ from ctr_ps.protos.store import (
     Store,
     Version,
 )
-from ctr_ps.ps_worker.communicators.communicator import Background, Communicator
+from ctr_ps.ps_worker.communicators.communicator import Background, Communicator, StepPush
 from ctr_ps.ps_worker.communicators.merging import GradientMerger, MergedPush
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -181,27 +180,24 @@ class AsyncCommunicator(Communicator):
     def params(self) -> AbstractContextManager[Values]:
         return self._mirror.lend()
 
-    def push(
-        self,
-        gradients: Gradients,
-        examples: int,
-        *,
-        pulled: Version,
-        numbers: Sequence[int] = (UNNUMBERED,),
-        weight: float | None = None,
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
+    def push(self, step: StepPush) -> None:
         """Queues the gradients of a step; blocks only while the queue is full."""
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
-            self._applied = max(self._applied, pulled)
+            self._applied = max(self._applied, step.pulled)
             merger = self._merger
             merges = merger.sparse_batches, merger.dense_batches
             if self._applied >= BATCHES_IN_STEP and merges != self._merges:
                 merger.sparse_batches, merger.dense_batches = self._merges
                 self._changed.notify_all()  # waits for a full group may be over
             is_first = merger.due() is None
-            merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
+            merger.add(
+                step.gradients,
+                step.examples,
+                time.monotonic(),
+                pulled=step.pulled,
+                numbers=step.numbers,
+            )
             # Otherwise the sender has its time, and a needless wake-up costs other threads their turn.
             if is_first or merger.is_full:
                 self._changed.notify_all()

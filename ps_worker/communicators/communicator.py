@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Member, Missing, Parameters, Pulled, Version
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class StepPush:
+    """What a trainer pushes after a step."""
+
+    gradients: Gradients  # sums over the examples of the step; finite (training/non_finite.py)
+    examples: int
+    pulled: Version  # the oldest one of the embeddings that the gradients were computed from
+    numbers: Sequence[int] = (UNNUMBERED,)  # of the step's batches, from `push_ids.take`
+    # in synchronous training, sum of the weights of its examples, by which its part counts in the
+    # mean; None: each has weight 1. In other modes the gradients contain it
+    weight: float | None = None
+    # keys of the next `pull`, so that modes in lockstep may pull with this push; both may then be
+    # acknowledged together
+    next_keys: Mapping[str, Keys] | None = None
 
 
 class Communicator(ABC):
@@ -45,23 +62,8 @@ class Communicator(ABC):
         """Lends the dense parameters, float32[P], which do not change while the context is open."""
 
     @abstractmethod
-    def push(
-        self,
-        gradients: Gradients,  # sums over the examples of the step; finite (training/non_finite.py)
-        examples: int,  # number of examples
-        *,
-        # the oldest version of the embeddings that the gradients were computed from
-        pulled: Version,
-        # numbers of the step's batches, from `push_ids.take`
-        numbers: Sequence[int] = (UNNUMBERED,),
-        # in synchronous training, sum of the weights of its examples, by which its part counts in
-        # the mean; None: each has weight 1. In other modes the gradients contain it
-        weight: float | None = None,
-        # keys of the next `pull`, so that modes in lockstep may pull with this push; both may then
-        # be acknowledged together
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
-        """Takes the gradients of a step; the arrays may be reused when it returns.
+    def push(self, step: StepPush) -> None:
+        """Takes the gradients of a step; its arrays may be reused when it returns.
 
         Raises CtrPsError if this push failed, or an earlier one in the background.
         """
@@ -100,20 +102,14 @@ class DirectCommunicator(Communicator):
         self._store.pull_dense({DENSE_BLOCK: self._local.params}).result()
         yield self._local.params
 
-    def push(
-        self,
-        gradients: Gradients,
-        examples: int,
-        *,
-        pulled: Version,
-        numbers: Sequence[int] = (UNNUMBERED,),
-        weight: float | None = None,
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
+    def push(self, step: StepPush) -> None:
         push_id = self.push_ids.next(
-            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
+            examples=step.examples,
+            batches=len(step.numbers),
+            pulled=step.pulled,
+            whole=step.numbers,
         )
-        self._store.push_grad(gradients, push_id).result()
+        self._store.push_grad(step.gradients, push_id).result()
 
 
 class Background:

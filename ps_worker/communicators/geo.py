@@ -23,8 +23,7 @@ from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import Future, Member, Missing, Pulled, Store, Version
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.replica_table import ReplicaTable
-from ctr_ps.ps_worker.communicators.communicator import Background, Communicator
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
+from ctr_ps.ps_worker.communicators.communicator import Background, Communicator, StepPush
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -175,25 +174,16 @@ class GeoCommunicator(Communicator):
         self._replica.dense.pull(self._local.params)
         yield self._local.params
 
-    def push(
-        self,
-        gradients: Gradients,
-        examples: int,
-        *,
-        pulled: Version,
-        numbers: Sequence[int] = (UNNUMBERED,),
-        weight: float | None = None,
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
+    def push(self, step: StepPush) -> None:
         """Applies gradients to the replica; blocks only while an exchange is a whole round late."""
         with self._changed:
-            step = self._batches_before + self._pulled + self._unknown
-            self._unknown += len(numbers)
-        self._replica.push(gradients, step=step)
+            number = self._batches_before + self._pulled + self._unknown
+            self._unknown += len(step.numbers)
+        self._replica.push(step.gradients, step=number)
         with self._changed:
             self._background.require_health()
-            self._pending += numbers
-            self._pending_examples += examples
+            self._pending += step.numbers
+            self._pending_examples += step.examples
             if len(self._pending) >= self._interval:
                 self._changed.notify_all()
                 self._background.wait_until(lambda: len(self._pending) < 2 * self._interval)

@@ -12,16 +12,15 @@ communicator of that name; with one worker and one thread it is training without
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
-from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Member, Missing, Parameters, Pulled, Version
-from ctr_ps.ps_worker.communicators.communicator import Communicator
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
+from ctr_ps.ps_worker.communicators.communicator import Communicator, StepPush
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 
@@ -70,29 +69,24 @@ class HalfAsyncCommunicator(Communicator):
                 self._has_params = True
         yield self._params
 
-    def push(
-        self,
-        gradients: Gradients,
-        examples: int,
-        *,
-        pulled: Version,
-        numbers: Sequence[int] = (UNNUMBERED,),
-        weight: float | None = None,
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
+    def push(self, step: StepPush) -> None:
         """Pushes the step's gradients; returns when the servers have them, or `next_keys` are requested."""
         push_id = self.push_ids.next(
-            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers, weight=weight
+            examples=step.examples,
+            batches=len(step.numbers),
+            pulled=step.pulled,
+            whole=step.numbers,
+            weight=step.weight,
         )
-        if next_keys is None:
-            self._store.push_grad(gradients, push_id, at=self._step).result()
+        if step.next_keys is None:
+            self._store.push_grad(step.gradients, push_id, at=self._step).result()
             self._forget()
         else:
             rows, params = self._store.push_pull(
-                gradients, push_id, keys=next_keys, into=self._into(), at=self._step
+                step.gradients, push_id, keys=step.next_keys, into=self._into(), at=self._step
             )
             with self._lock:
-                self._ahead = next_keys, rows
+                self._ahead = step.next_keys, rows
                 self._asked, self._has_params = params, False
         self.version += self._has_common_steps
 

@@ -27,7 +27,7 @@ from ctr_ps.ctr_model.models.model import Model, StepResult, number_batch
 from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
 from ctr_ps.protos.store import Future, Pulled, Version
-from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, StepPush
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
@@ -277,13 +277,14 @@ class StepLoop:
                     [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
                 )
                 start = time.perf_counter()
-                self._communicator.push(
+                push = StepPush(
                     sum_gradients([part.gradients for part in computed]),
                     sum(part.examples for part in computed),
-                    pulled=min(part.pulled for part in computed),
-                    numbers=[number for _, number in group],
-                    weight=_weight_of(computed),
+                    min(part.pulled for part in computed),
+                    [number for _, number in group],
+                    _weight_of(computed),
                 )
+                self._communicator.push(push)
                 self._times.add("push", time.perf_counter() - start)
                 for (batch, _), part in zip(group, computed, strict=True):
                     self._count(batch, part)
@@ -328,14 +329,15 @@ class StepLoop:
                 ahead = self._asked(ahead)
             computed = self._compute(thread, step)
             start = time.perf_counter()
-            self._communicator.push(
+            push = StepPush(
                 computed.gradients,
                 computed.examples,
-                pulled=computed.pulled,
-                numbers=[step.number],
-                weight=computed.weight,
-                next_keys=None if ahead is None else ahead.keys.unique,
+                computed.pulled,
+                [step.number],
+                computed.weight,
+                None if ahead is None else ahead.keys.unique,
             )
+            self._communicator.push(push)
             self._times.add("push", time.perf_counter() - start)
             self._count(step.batch, computed)
             self._after_step()

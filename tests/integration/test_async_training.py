@@ -18,6 +18,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators import asynchronous
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
 from ctr_ps.ps_worker.communicators.choice import communicator_of
+from ctr_ps.ps_worker.communicators.communicator import StepPush
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
@@ -143,7 +144,7 @@ def test_worker_0_lets_others_begin_when_rows_have_the_first_batches_and_no_soon
     try:
         communicator.rejoin(0)
         for pulled in (0, asynchronous.FIRST_BATCHES - 1, asynchronous.FIRST_BATCHES):
-            communicator.push(gradient(), 10, pulled=pulled)
+            communicator.push(StepPush(gradient(), 10, pulled=pulled))
             communicator.pull(ROWS_OF_THREE).result()
             found.append(list(told))
     finally:
@@ -240,7 +241,7 @@ def test_flushed_parameters_are_read_back() -> None:
     with closing(communicator_on(store)) as communicator:
         with communicator.params() as params:
             before = params.copy()
-        communicator.push(gradient(), 10, pulled=0)
+        communicator.push(StepPush(gradient(), 10, pulled=0))
         communicator.flush()
         with communicator.params() as params:
             after = params.copy()
@@ -257,7 +258,7 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
     store = declared()
     applied = Applied(store)
     with closing(communicator_on(applied, merges=merges, max_delay_ms=20)) as communicator:
-        communicator.push(gradient(), 10, pulled=0)
+        communicator.push(StepPush(gradient(), 10, pulled=0))
 
         assert applied.all_of({"embedding", DENSE_BLOCK})
 
@@ -265,7 +266,7 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
 def test_error_of_the_sender_reaches_the_training_thread() -> None:
     store = declared()
     with closing(communicator_on(store)) as communicator:
-        communicator.push(gradient(extra=1), 10, pulled=0)  # longer than the block
+        communicator.push(StepPush(gradient(extra=1), 10, pulled=0))  # longer than the block
         with pytest.raises(CtrPsError, match="dense"):
             communicator.flush()
 
@@ -278,7 +279,7 @@ def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
 
     def push(number: int) -> None:
         for _ in range(number):
-            communicator.push(gradient(), 10, pulled=0)
+            communicator.push(StepPush(gradient(), 10, pulled=0))
 
     def push_one_more() -> None:
         push(1)
@@ -329,12 +330,12 @@ def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model
     store = declared()
     with closing(communicator_on(store)) as communicator:
         young = communicator.pull(ROWS_OF_THREE)
-        communicator.push(gradient(), 10, pulled=0)
+        communicator.push(StepPush(gradient(), 10, pulled=0))
         version_of_young = young.result().version
-        communicator.push(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP)
+        communicator.push(StepPush(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP))
         communicator.flush()
         old = communicator.pull(ROWS_OF_THREE)
-        communicator.push(gradient(), 10, pulled=2)
+        communicator.push(StepPush(gradient(), 10, pulled=2))
         communicator.flush()
         version_of_old = old.result().version
 
@@ -346,12 +347,12 @@ def test_batches_of_a_young_model_are_not_merged() -> None:
     applied = Applied(store)
     with closing(communicator_on(applied, merges=(2, 4), max_delay_ms=1e6)) as communicator:
         for _ in range(3):
-            communicator.push(gradient(), 10, pulled=0)
+            communicator.push(StepPush(gradient(), 10, pulled=0))
         communicator.flush()
         pushed_young = sorted(applied.pushed)
         applied.pushed.clear()
         for _ in range(4):
-            communicator.push(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP)
+            communicator.push(StepPush(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP))
         communicator.flush()
 
     assert pushed_young == [(DENSE_BLOCK, 10)] * 3 + [("embedding", 10)] * 3

@@ -29,6 +29,7 @@ from ctr_ps.protos.wire.heter import ATTEND, HETER_CALLS, TRAIN, Attend
 from ctr_ps.protos.wire.security.authorization import Authority, Authorization
 from ctr_ps.protos.wire.security.credentials import Credentials, bind, require_protection
 from ctr_ps.ps_worker.cluster.open_store import open_store
+from ctr_ps.ps_worker.communicators.communicator import StepPush
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ctr_ps.ps_worker.extras.heter.connect import require_heter, takes_over
 from ctr_ps.ps_worker.extras.heter.dense_part import DensePart
@@ -162,7 +163,7 @@ def _step(part: DensePart, communicator: HalfAsyncCommunicator, batches: Sequenc
     for waiting, answer in zip(batches, answers, strict=True):
         waiting.answer.set_result(answer)  # before the push, which they need not wait for
     dense = {DENSE_BLOCK: DenseGrad(grad, examples)} if examples else {}
-    communicator.push(Gradients(dense=dense), examples=0, pulled=communicator.pulled, numbers=())
+    communicator.push(StepPush(Gradients(dense=dense), 0, communicator.pulled, numbers=()))
     return examples
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ctr_ps.protos.store import Staleness
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.communicator import DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import DirectCommunicator, StepPush
 from tests.ps_worker.communicators.test_lockstep import (
     EXAMPLES,
     KEYS,
@@ -34,7 +34,7 @@ def test_push_is_applied_when_it_returns(
     with communicator.params() as params:
         before = params.copy()
 
-    communicator.push(gradient(2.0), EXAMPLES, pulled=0)
+    communicator.push(StepPush(gradient(2.0), EXAMPLES, pulled=0))
 
     moved = 0.1 * 2.0 / EXAMPLES
     np.testing.assert_allclose(
@@ -48,11 +48,11 @@ def test_push_is_applied_when_it_returns(
 def test_push_is_as_stale_as_what_was_applied_since_its_pull(
     store: ParameterStore, communicator: DirectCommunicator
 ) -> None:
-    communicator.push(gradient(2.0), EXAMPLES, pulled=0)
+    communicator.push(StepPush(gradient(2.0), EXAMPLES, pulled=0))
     pulled = communicator.pull(KEYS).result().version
 
     for _ in range(2):
-        communicator.push(gradient(2.0), EXAMPLES, pulled=pulled)
+        communicator.push(StepPush(gradient(2.0), EXAMPLES, pulled=pulled))
 
     assert communicator.pull(KEYS).result().version == 3
     assert store.status().staleness == Staleness().add(0, 2).add(1)
@@ -62,7 +62,7 @@ def test_parameters_of_one_thread_do_not_change_when_another_reads(
     communicator: DirectCommunicator,
 ) -> None:
     def push_and_read() -> None:
-        communicator.push(gradient(2.0), EXAMPLES, pulled=0)
+        communicator.push(StepPush(gradient(2.0), EXAMPLES, pulled=0))
         with communicator.params() as params:
             seen.append(params.copy())
 

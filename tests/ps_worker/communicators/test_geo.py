@@ -12,7 +12,7 @@ from ctr_ps.protos.errors import JobError, TransportError, WaitTimeoutError
 from ctr_ps.protos.gradients import DenseGrad, Gradients
 from ctr_ps.protos.store import Missing, SaveRequest, Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator, StepPush
 from ctr_ps.ps_worker.communicators.geo import WARM_UP, GeoCommunicator
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import declare, dense_spec, specs_of, table_specs
@@ -151,7 +151,7 @@ def test_schedule_counts_each_batch_once_over_exchanges() -> None:
     ones = Gradients(dense={"dense": DenseGrad(np.ones(NUM_PARAMS, np.float32), 1)})
 
     for number in range(6):
-        geo.push(ones, 1, pulled=0)
+        geo.push(StepPush(ones, 1, pulled=0))
         if number % 2:
             geo.flush()
     geo.close()

@@ -12,7 +12,7 @@ from ctr_ps.protos.errors import GradientError, ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from ctr_ps.protos.store import Future, Missing, PushId, Store, Version
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator, DirectCommunicator, StepPush
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ctr_ps.ps_worker.data.blocks import joined as joined_batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
@@ -45,10 +45,10 @@ def test_step_is_applied_when_every_worker_has_pushed() -> None:
     first, second = workers(2)
     before, rows = read(first), first.pull(KEYS).result().rows["embedding"]
 
-    first.push(gradient(1.0), EXAMPLES, pulled=0)
+    first.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
     waiting = first.pull(KEYS)
     assert not waiting.done()
-    second.push(gradient(3.0), EXAMPLES, pulled=0)
+    second.push(StepPush(gradient(3.0), EXAMPLES, pulled=0))
 
     expected = 0.1 * (1.0 + 3.0) / (2 * EXAMPLES)  # one step of SGD over both workers' examples
     np.testing.assert_allclose(waiting.result().rows["embedding"], rows - expected, rtol=1e-5)
@@ -64,7 +64,7 @@ def test_parameters_are_read_once_in_each_step() -> None:
         read(communicator)
     assert store.num_dense_reads == 1
 
-    communicator.push(gradient(1.0), EXAMPLES, pulled=0)
+    communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
     read(communicator)
 
     assert store.num_dense_reads == 2
@@ -75,13 +75,13 @@ def test_worker_that_waited_in_a_barrier_goes_on_at_its_version() -> None:
     first, second = on(store, worker=0), on(store, worker=1)
     came_first = store.barrier("pass", 1, step=second.version)
     for _ in range(2):
-        first.push(gradient(1.0), EXAMPLES, pulled=0)
+        first.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
     store.barrier("pass", 0, step=first.version).result()
 
     second.rejoin(came_first.result())
     assert second.version == 2
     for communicator in (first, second):
-        communicator.push(gradient(1.0), EXAMPLES, pulled=0)
+        communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
 
     assert store.status().version == 3
     assert read(second).tobytes() == read(first).tobytes()
@@ -92,7 +92,7 @@ def test_step_that_is_not_the_next_is_refused_and_not_counted() -> None:
     communicator.rejoin(5)
 
     with pytest.raises(ProtocolError, match="pushed step 5, expected 0"):
-        communicator.push(gradient(1.0), EXAMPLES, pulled=0)
+        communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
 
     assert communicator.version == 5
 
@@ -102,10 +102,10 @@ def test_non_finite_gradient_takes_no_step() -> None:
     communicator = on(store, worker=0)
 
     with pytest.raises(GradientError, match="not finite"):
-        communicator.push(gradient(np.inf), EXAMPLES, pulled=0)
+        communicator.push(StepPush(gradient(np.inf), EXAMPLES, pulled=0))
 
     assert communicator.version == store.status().version == 0
-    communicator.push(gradient(1.0), EXAMPLES, pulled=0)
+    communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
     assert communicator.version == store.status().version == 1
 
 
@@ -116,11 +116,11 @@ def test_next_rows_come_with_the_push_and_the_parameters_with_them() -> None:
         worker.pull(KEYS).result()
         read(worker)
 
-    first.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+    first.push(StepPush(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS))
     rows = first.pull(KEYS)
-    second.push(gradient(3.0), EXAMPLES, pulled=0)
-    plain.push(gradient(1.0), EXAMPLES, pulled=0)
-    other.push(gradient(3.0), EXAMPLES, pulled=0)
+    second.push(StepPush(gradient(3.0), EXAMPLES, pulled=0))
+    plain.push(StepPush(gradient(1.0), EXAMPLES, pulled=0))
+    other.push(StepPush(gradient(3.0), EXAMPLES, pulled=0))
 
     expected = plain.pull(KEYS).result()
     assert rows.result().version == expected.version == 1
@@ -135,7 +135,7 @@ def test_rows_that_came_with_a_push_are_not_used_after(between: str) -> None:
     store = declared(ParameterStore())
     communicator = on(store, worker=0)
     keys = {"embedding": np.arange(3, dtype=np.uint64)}
-    communicator.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+    communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS))
     communicator.flush()
     if between == "barrier":
         change = PushId(
@@ -157,7 +157,7 @@ def test_rows_that_came_with_a_push_are_not_used_after(between: str) -> None:
 def test_flush_waits_until_a_push_that_pulls_is_acknowledged() -> None:
     communicator, _ = on_two_servers()
     communicator.rejoin(5)
-    communicator.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+    communicator.push(StepPush(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS))
 
     with pytest.raises(ProtocolError, match="pushed step 5, expected 0"):
         communicator.flush()
