@@ -7,18 +7,22 @@ job, model, role --> ModelPlan   what any run trains: specs, the model that trai
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.role import HeterRole, Members, WorkerRole
 from ctr_ps.protos.runtime.environment import version_term
+from ctr_ps.protos.store import ReduceOp, Store
 from ctr_ps.ps_worker.checkpoints.retention import require_other_folder
 from ctr_ps.ps_worker.checkpoints.warm_start import warm_start_of
 from ctr_ps.ps_worker.cluster.open_store import LOCAL
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.files.listing import FileStamp, matching_files, signature_of, stamp_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.checks import (
@@ -35,8 +39,9 @@ from ctr_ps.ps_worker.job.model import (
     trained_model,
     with_rates_of_tables,
 )
-from ctr_ps.ps_worker.run.guests import NewPassTrainer
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,46 @@ _MOST_NAMED = 5
 
 _NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
 """Settings of [data] that may differ from machine to machine, while what they name is the same."""
+
+
+class DenseTrainers(Protocol):
+    """Other processes that train the dense parameters for this worker (`extras/heter`)."""
+
+    def attend(self, number: int, name: str, *, size: int = 0, op: ReduceOp | None = None) -> None:
+        """Announces barrier `number` of the job; `size` numbers of an all-reduce are reduced by `op`."""
+
+    def close(self) -> None:
+        """Closes the connections."""
+
+
+class PassTrainer(Protocol):
+    """Trains passes on a device (`extras/device_pass`)."""
+
+    # the store may have a part of a pass: a write back began and did not end
+    is_partly_written: bool
+
+    def train(
+        self,
+        batches: Batches,
+        after_pass: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
+        """Trains on each batch once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassParts:
+    """What a run has for a trainer of passes."""
+
+    model: Model  # computes the gradients
+    specs: ModelSpecs
+    store: Store  # in which all is declared
+    push_ids: PushIds
+    progress: Progress
+    non_finite: NonFiniteBatches
+
+
+NewPassTrainer = Callable[[PassParts], PassTrainer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,7 @@ from ctr_ps.ps_worker.data.user_code.samples import batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import streamed
 from ctr_ps.ps_worker.job.model import errors_of_model
-from ctr_ps.ps_worker.run.guests import NewPassTrainer
-from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of
+from ctr_ps.ps_worker.run.plan import NewPassTrainer, Plan, model_plan_of, plan_of
 from ctr_ps.ps_worker.run.run import Run
 
 

@@ -38,9 +38,8 @@ from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
-from ctr_ps.ps_worker.run.guests import DenseTrainers, PassParts, PassTrainer
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
-from ctr_ps.ps_worker.run.plan import ModelPlan
+from ctr_ps.ps_worker.run.plan import DenseTrainers, ModelPlan, PassParts, PassTrainer
 from ctr_ps.ps_worker.run.termination import Termination
 from ctr_ps.ps_worker.training.evaluation.base_rate import advice_on_loss, rates_of
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown

@@ -26,7 +26,6 @@ from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import guessed_format, has_named_columns
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
 from ctr_ps.ps_worker.extras.data_tools.generate import (
@@ -45,7 +44,12 @@ from ctr_ps.ps_worker.extras.data_tools.profile import (
     schema_of,
 )
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
-from ctr_ps.ps_worker.extras.data_tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
+from ctr_ps.ps_worker.extras.data_tools.row_split import (
+    ROWS_PER_FILE,
+    Condition,
+    parse_ratio,
+    split_rows,
+)
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 from ctr_ps.ps_worker.run.result_tables import output_console
 

@@ -3,7 +3,7 @@
 Its modules need PyTorch, and are imported by a job with `device.tables = "pass"` alone.
 """
 
-from ctr_ps.ps_worker.run.guests import PassParts, PassTrainer
+from ctr_ps.ps_worker.run.plan import PassParts, PassTrainer
 
 
 def new_pass_trainer(parts: PassParts) -> PassTrainer:

@@ -25,7 +25,7 @@ from ctr_ps.protos.gradients import element_fault, row_fault
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable, squares_of
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
-from ctr_ps.ps_worker.run.guests import PassParts
+from ctr_ps.ps_worker.run.plan import PassParts
 
 MAX_AHEAD = 16
 """Steps that the host may be ahead of the device: the memory of their batches stays in use."""

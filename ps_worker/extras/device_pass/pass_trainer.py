@@ -36,7 +36,7 @@ from ctr_ps.ps_worker.extras.device_pass.preparation import (
     parts,
     row_bytes,
 )
-from ctr_ps.ps_worker.run.guests import PassParts
+from ctr_ps.ps_worker.run.plan import PassParts
 
 logger = logging.getLogger(__name__)
 

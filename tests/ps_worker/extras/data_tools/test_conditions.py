@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.extras.data_tools.cli import app
-from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
-from ctr_ps.ps_worker.extras.data_tools.row_split import split_rows
+from ctr_ps.ps_worker.extras.data_tools.row_split import Condition, split_rows
 
 OPERATORS = {
     ">=": operator.ge,
