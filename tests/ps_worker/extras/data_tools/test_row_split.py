@@ -15,8 +15,12 @@ from pyarrow import json as arrow_json
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.negative_sampling import row_hash
 from ctr_ps.ps_worker.data.text import text_reader
-from ctr_ps.ps_worker.extras.data_tools.conditions import Condition
-from ctr_ps.ps_worker.extras.data_tools.row_split import WrittenSet, parse_ratio, split_rows
+from ctr_ps.ps_worker.extras.data_tools.row_split import (
+    Condition,
+    WrittenSet,
+    parse_ratio,
+    split_rows,
+)
 
 
 def lines_of(num_rows: int, name: str = "row") -> list[str]:
