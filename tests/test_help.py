@@ -46,6 +46,9 @@ def test_version_is_told_by_every_command(
     module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["command", "--version"])
+    monkeypatch.setattr(
+        options.threading, "_shutdown", lambda: None
+    )  # tests after this use threads
     monkeypatch.setattr(options.os, "_exit", sys.exit)
 
     with pytest.raises(SystemExit) as ended:
