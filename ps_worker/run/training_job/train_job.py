@@ -6,15 +6,11 @@ Worker 0 loads, shrinks, validates, saves and evaluates; the others wait for it 
 starts in the middle of this: in the epoch, and at the position in its data, that the checkpoint says.
 """
 
-import itertools
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.protos.errors import counted
@@ -24,7 +20,6 @@ from ctr_ps.ps_server.checkpoint.publish import write_best
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
-from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ctr_ps.ps_worker.data.formats import splitter
@@ -33,19 +28,8 @@ from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.run.plan import DenseTrainers, Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter, RunFolder
-from ctr_ps.ps_worker.run.termination import EXIT_CODE
 from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, clear_folder, start_of
-from ctr_ps.ps_worker.run.training_job.passes import (
-    Pass,
-    PassFigures,
-    Position,
-    Positioned,
-    Stretches,
-    end_pass,
-    epochs,
-    epochs_ended,
-    figures_of_pass,
-)
+from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from ctr_ps.ps_worker.training.evaluation.base_rate import warning_of_test
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
@@ -107,167 +91,6 @@ class Summary:
     def as_json(self) -> dict[str, object]:
         """Returns the fields; NaN becomes None, as JSON has no NaN."""
         return {name: json_value(value) for name, value in asdict(self).items()}
-
-
-@dataclass(slots=True)
-class Training:
-    """Goes through the passes of a run once. For one thread."""
-
-    plan: Plan
-    run: Run
-    data: TrainingData
-    metrics: MetricsWriter
-    validator: Validator
-    checkpoints: JobCheckpoints
-    is_told_to_end: Callable[[], bool]  # see `train_job`
-    passes: list[PassFigures] = field(default_factory=list)  # figures of those trained
-    stopped_early: bool = False  # validations got no better before the last epoch
-
-    def train(self, earlier: EarlierRun | None) -> None:
-        """Trains the epochs that are left; `earlier` is the resumed run, known on worker 0 alone.
-
-        Raises:
-            SystemExit: With the exit code of SIGTERM, if this worker was told to end.
-            CtrPsError: If anything goes wrong; says what.
-        """
-        run, last, metrics = self.run, self.plan.job.train.epochs, self.metrics
-        done = self._resume(earlier)
-        metrics.epoch = epochs_ended(run, done)
-        metrics.write(
-            "start",
-            {
-                "workers": run.num_workers,
-                "is_resumed": earlier is not None,
-                "is_replacement": run.is_replacement,
-            },
-        )
-        run.progress.watch(partial(metrics.write, "train"))
-        if done >= last or self.validator.is_over:
-            logger.info("nothing is left to train: epochs=%d", done)
-            self.stopped_early = done < last
-            last = done
-        for each in epochs(self.data, run, first=done + 1, last=last):
-            if figures := self._train_pass(each, f"{each.number}/{last}"):
-                self.passes.append(figures)
-            if self._end_pass(each):
-                break
-        self.checkpoints.finish()
-
-    def _resume(self, earlier: EarlierRun | None) -> int:
-        """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
-        if not self.plan.job.checkpoint.resume:
-            return 0
-        done = self.validator.resume(None if earlier is None else earlier.state)
-        # A process in a lost one's place hears of that one's validations at the barriers that it repeats.
-        if earlier is not None and not self.run.is_replacement:
-            self.checkpoints.write_best()
-        return done
-
-    def _train_pass(self, each: Pass, shown: str) -> PassFigures | None:
-        """Trains on a pass, and waits for all workers; returns its figures.
-
-        None: the lost process before this one had come to its end, so there is nothing left to measure.
-        """
-        run, start = self.run, time.monotonic()
-        self.metrics.epoch = each.number
-        at = Position(each.share)
-        run.progress.begin_pass(shown, at.share)
-        with closing(each.batches) as batches:
-            validation_seconds = self._train_batches(each, at.follow(batches))
-        trained, is_repeated = time.monotonic(), run.is_repeating
-        of_all = end_pass(run, each)
-        ended = time.monotonic()
-        if is_repeated:
-            return None
-        run.progress.log()
-        if run.is_first and not self.passes:
-            run.progress.warn_of_one_class(of_all, self.plan.schema.label)
-        figures = figures_of_pass(run, each, of_all, ended - start - validation_seconds)
-        if self.metrics.folder is not None:
-            status = run.store.status()
-            where_it_went: dict[str, Any] = {
-                "seconds": {**run.progress.times.take(), "wait": ended - trained},
-                "threads": self.plan.job.train.thread_num,
-                "tables": {name: asdict(table) for name, table in status.tables.items()},
-                "staleness": status.staleness.as_dict(),
-            }
-            self.metrics.write("pass", {**asdict(figures), **where_it_went})
-        return figures
-
-    def _train_batches(self, each: Pass, batches: Iterator[Positioned]) -> float:
-        """Trains on the batches of a pass; returns the seconds of validations between two of them."""
-        after_step, steps = self.checkpoints.after_step_of(each), self.validator.steps
-        if not steps.is_on:
-            self._train(batches, after_step)
-            return 0.0
-        stretches, seconds = Stretches(batches), 0.0
-        steps.begin_stretch()
-        for number in itertools.count(1):
-            if not self.run.is_repeating:
-                self._train(stretches.take(steps.left), after_step)
-            if not steps.goes_on(f"{each.name}-steps-{number}", stretches):
-                break
-            seconds += self._validate_within(each, f"{each.name}-validated-{number}")
-            if self.validator.is_over:
-                break
-        return seconds
-
-    def _train(self, batches: Iterator[Positioned], after_step: Callable[[], None] | None) -> None:
-        self.run.train(batches, after_step=after_step, is_told_to_end=self.is_told_to_end)
-        if self.is_told_to_end():
-            self.run.end_early()
-            logger.info("ended by SIGTERM step=%d", self.run.progress.steps)
-            raise SystemExit(EXIT_CODE)
-
-    def _validate_within(self, each: Pass, name: str) -> float:
-        """Validates in the middle of a pass, while all workers wait; returns the seconds that this took."""
-        start, name_of = time.monotonic(), self.checkpoints.name_within
-        self.run.progress.log()
-        own = self.validator.validate(each.number, name_of)
-        if own is not None and own.checkpoint:
-            self.checkpoints.save_best_within(each, own)
-        self.validator.tell(name, own, name_of)
-        self.run.progress.restart_window()
-        return time.monotonic() - start
-
-    def _end_pass(self, each: Pass) -> bool:
-        """Shrinks, validates and saves, while all others wait; returns whether training is over."""
-        if self.validator.is_over:  # in the middle of the pass
-            self._stop_early()
-            self.checkpoints.save_last_within(each)
-            return True
-        self._shrink_after(each)
-        number, name_of = each.number, self.checkpoints.name_after
-        is_validated = self.validator.is_due_after(each)
-        own = self.validator.validate(number, name_of) if is_validated else None
-        every = self.plan.job.checkpoint.every_epochs
-        is_best = own is not None and bool(own.checkpoint)
-        is_over = each.is_last or self.validator.is_over
-        if is_over or is_best or (every and number % every == 0):
-            self.checkpoints.save_after(each, is_best=is_best)
-        if each.is_last:
-            return True
-        if is_validated:
-            self.validator.tell(f"validated-{number}", own, name_of)
-        else:
-            self.run.barrier(f"saved-{number}")
-        if self.validator.is_over:
-            self._stop_early()
-        return self.validator.is_over
-
-    def _shrink_after(self, each: Pass) -> None:
-        """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
-        every = self.plan.job.life.shrink_every_epochs
-        is_due = every and each.number % every == 0
-        if self.run.is_first and is_due and self.plan.specs.counting_tables:
-            self.checkpoints.wait()  # a server waits for that no longer than for other workers
-            self.run.shrink()
-
-    def _stop_early(self) -> None:
-        self.stopped_early = True
-        best = self.validator.best
-        place = "none was better" if best is None else f"epoch {best.epoch}, step {best.step}"
-        logger.info("stopped early, as validation no longer improves: best=%s", place)
 
 
 def train_job(
