@@ -85,8 +85,10 @@ class Data:
 
     def labels(self) -> np.ndarray:
         """Returns those of the rows to test on, by which the AUC is."""
-        labels = np.concatenate([batch.labels for batch in self.batches(self.test)])
-        return labels if labels.ndim == 1 else labels[:, self.task]
+        labels = np.concatenate([batch.all_labels for batch in self.batches(self.test)])
+        if not self.task:
+            return labels if labels.ndim == 1 else labels[:, 0]
+        return np.where(labels[:, 0] == 1, labels[:, self.task], np.nan)  # of clicked rows
 
 
 def predictions(data: Data, model: str, settings: Settings, seed: int) -> np.ndarray:
