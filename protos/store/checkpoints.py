@@ -65,6 +65,12 @@ class WorkerProgress:
     sequence: int
     step: int
     position: str
+    # of data from a stream: the place in each partition, by its name
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    # batches that some server has beyond `step`, of a synchronous step that is not applied on all,
+    # and the places in partitions after them as far as they differ
+    sent: int = 0
+    sent_partitions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from ctr_ps.protos.futures import Combined, Future, Shared
@@ -73,6 +73,9 @@ class PushId:
     # position in the worker's data after these `step` batches, opaque to stores; empty: unknown
     position: str = ""
     weight: float | None = None  # sum of the weights of these examples; None: each has weight 1
+    # of data from a stream: the place in each partition of which rows were taken since the push
+    # before, in the first push of an incarnation of all
+    partitions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def divisor(self) -> float:

@@ -320,12 +320,28 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
 def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:
     """Returns, by worker, the least progress of any server; a worker unknown to one server has none.
 
-    A worker's steps are numbered on from run to run, so they compare where incarnations differ.
+    A worker's steps are numbered on from run to run, so they compare where incarnations differ. Of one that
+    reads a stream it is known what any server has beyond that.
     """
+    known = set(_known_to_all(parts))
+    known |= {k for part in parts for k, each in part.items() if each.sent or each.partitions}
     return {
-        worker: min((part[worker] for part in parts), key=lambda progress: progress.step)
-        for worker in _known_to_all(parts)
+        worker: _least_of([part.get(worker, _NOTHING) for part in parts])
+        for worker in sorted(known)
     }
+
+
+_NOTHING = WorkerProgress(incarnation=0, sequence=0, step=0, position="")
+
+
+def _least_of(parts: Sequence[WorkerProgress]) -> WorkerProgress:
+    least = min(parts, key=lambda each: each.step)
+    if not any(each.partitions or each.sent for each in parts):
+        return least
+    most = max(parts, key=lambda each: each.step + each.sent)
+    places = {**most.partitions, **most.sent_partitions}
+    beyond = {name: at for name, at in places.items() if least.partitions.get(name) != at}
+    return replace(least, sent=most.step + most.sent - least.step, sent_partitions=beyond)
 
 
 def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:

@@ -25,7 +25,14 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PushId(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position", "weight")
+    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position", "weight", "partitions")
+    class PartitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +42,7 @@ class PushId(_message.Message):
     PULLED_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -44,7 +52,8 @@ class PushId(_message.Message):
     pulled: int
     position: str
     weight: float
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    partitions: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ..., weight: _Optional[float] = ..., partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class KeyColumn(_message.Message):
     __slots__ = ("table", "keys")

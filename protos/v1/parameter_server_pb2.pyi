@@ -374,16 +374,36 @@ class TableStatus(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., shards: _Optional[int] = ..., smallest_shard: _Optional[int] = ..., largest_shard: _Optional[int] = ..., index_slots: _Optional[int] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
-    __slots__ = ("incarnation", "sequence", "step", "position")
+    __slots__ = ("incarnation", "sequence", "step", "position", "partitions", "sent", "sent_partitions")
+    class PartitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SentPartitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     sequence: int
     step: int
     position: str
-    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
+    partitions: _containers.ScalarMap[str, str]
+    sent: int
+    sent_partitions: _containers.ScalarMap[str, str]
+    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., partitions: _Optional[_Mapping[str, str]] = ..., sent: _Optional[int] = ..., sent_partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("version", "progress", "member", "batches")

@@ -391,7 +391,7 @@ class Coordinator:
                 left=frozenset(self._members.left),
                 lost=frozenset(self._members.lost),
                 staleness=self.pushes.staleness,
-                progress=self.pushes.ledger.progress(),
+                progress=self.pushes.progress(),
                 last_save=last_save,
                 duplicates=self.pushes.ledger.duplicates,
                 batches=self._steps.batches,

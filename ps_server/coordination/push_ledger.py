@@ -17,7 +17,7 @@ Sans-IO: pushes in, decisions and progress out; no clock, no locks.
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ctr_ps.protos.errors import LostPushesError, ProtocolError
 from ctr_ps.protos.role import Members
@@ -27,6 +27,9 @@ MAX_VERSION = 2**53
 """A run does not resume at a later one."""
 
 MAX_POSITION = 4096  # characters of a position, which status and checkpoints carry
+
+MAX_PARTITIONS = 10_000  # of a worker, with places of
+MAX_PLACE = 256  # characters of the name of a partition, and of a place in it
 
 MAX_AHEAD = 2**16
 """Pushes of a worker that may be applied beyond one that has not come: far more than any keeps on the way."""
@@ -54,6 +57,13 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
         raise ProtocolError(
             f"{who} reports a position of {len(numbers.position)} characters, expected up to {MAX_POSITION}"
         )
+    if len(numbers.partitions) > MAX_PARTITIONS:
+        raise ProtocolError(
+            f"{who} reports {len(numbers.partitions)} partitions, expected up to {MAX_PARTITIONS}: start "
+            "more workers"
+        )
+    if max(map(len, (*numbers.partitions, *numbers.partitions.values())), default=0) > MAX_PLACE:
+        raise ProtocolError(f"{who} reports a partition of more than {MAX_PLACE} characters")
 
 
 def require_number(who: str, what: str, number: int) -> None:
@@ -104,6 +114,7 @@ class PushLedger:
         self._members = members
         self._incarnations: dict[int, _Incarnation] = {}
         self._progress: dict[int, WorkerProgress] = {}
+        self._partitions: dict[int, dict[str, str]] = {}  # of those that read a stream
         self.duplicates = 0  # pushes that came again, and were not applied again
 
     def state(self, push_id: PushId) -> PushState:
@@ -151,7 +162,7 @@ class PushLedger:
         pushes.ahead[push_id.sequence] = push_id
         while (whole := pushes.ahead.pop(pushes.next_sequence, None)) is not None:
             pushes.next_sequence += 1
-            self._progress[push_id.worker] = progress_of(whole)
+            self.note_part(whole)
 
     def num_applied(self, member: Member) -> int:
         """Returns how many pushes of a process are applied, from the first on, without a gap."""
@@ -160,6 +171,10 @@ class PushLedger:
     def note_part(self, push_id: PushId) -> None:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)
+        if not push_id.sequence:
+            self._partitions[push_id.worker] = {}
+        if push_id.partitions:
+            self._partitions.setdefault(push_id.worker, {}).update(push_id.partitions)
 
     def _pushes_of(self, process: PushId | Member) -> _Incarnation | None:
         """Returns the pushes of a process; None: it has begun none, or was replaced."""
@@ -174,11 +189,19 @@ class PushLedger:
     def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
         """Starts with the progress of an earlier run, which holds until a worker's first push."""
         self._incarnations.clear()
-        self._progress = dict(progress)
+        self._progress = {
+            worker: replace(each, sent=0, sent_partitions={}) for worker, each in progress.items()
+        }
+        self._partitions = {worker: dict(each.partitions) for worker, each in progress.items()}
 
     def progress(self) -> dict[int, WorkerProgress]:
         """Returns the progress by worker; a worker that has pushed nothing is missing."""
-        return dict(self._progress)
+        return {
+            worker: replace(each, partitions=dict(places))
+            if (places := self._partitions.get(worker))
+            else each
+            for worker, each in self._progress.items()
+        }
 
     def applied(self) -> dict[int, AppliedPushes]:
         """Returns which pushes are applied, by worker."""

@@ -10,7 +10,7 @@ answer, which takes it once more. Nothing of a push changes parameters before al
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ctr_ps.protos.errors import ProtocolError, counted
@@ -36,6 +36,7 @@ from ctr_ps.ps_server.coordination.push_ledger import (
     PushLedger,
     PushState,
     lost_pushes,
+    progress_of,
     require_plausible,
 )
 from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
@@ -281,6 +282,21 @@ class PushIntake:
     def applied(self) -> Applied:
         """Returns what is applied."""
         return Applied(version=self.version, batches=self.batches, workers=self.ledger.progress())
+
+    def progress(self) -> dict[int, WorkerProgress]:
+        """Returns the progress by worker, of those that read a stream with the parts that wait."""
+        found = self.ledger.progress()
+        for push_id in self._steps.waiting_ids():
+            if push_id.partitions or (push_id.worker in found and found[push_id.worker].partitions):
+                before = found.get(
+                    push_id.worker, replace(progress_of(push_id), step=0, position="")
+                )
+                found[push_id.worker] = replace(
+                    before,
+                    sent=push_id.step - before.step,
+                    sent_partitions={**before.sent_partitions, **push_id.partitions},
+                )
+        return found
 
     def waiting(self) -> list[WaitingPart | WaitingChunk]:
         """Returns the parts of steps that are not applied, and the chunks of pushes that lack others."""

@@ -111,6 +111,12 @@ class StepAggregator:
             for _, (gradients, push_id) in sorted(parts.items())
         ]
 
+    def waiting_ids(self) -> list[PushId]:
+        """Returns the push ids of `waiting`."""
+        return [
+            push_id for _, parts in sorted(self._parts.items()) for _, push_id in parts.values()
+        ]
+
     def restore(self, state: JobState) -> None:
         """Takes over an earlier state; parts that waited are added afterwards."""
         self.version = self.num_complete = state.version
