@@ -256,7 +256,7 @@ def _train(job: Job, metrics: str | None, *, is_dry: bool) -> Mapping[str, Any]:
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
         raise _other_role("ps-worker train")
-    if not job.data.train:
+    if not job.data.train and not job.data.stream:
         raise job.error(
             "data.train", "data.train is empty: name files, as by --set data.train='train/part-*'"
         )

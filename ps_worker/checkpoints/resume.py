@@ -22,6 +22,7 @@ from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT, job_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
 from ctr_ps.ps_worker.data.files.listing import difference_of
+from ctr_ps.ps_worker.data.streams.stream_data import dealt_again
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import order_of_data
 
@@ -117,6 +118,10 @@ def earlier_run(
     run = _run_of(checkpoint)
     _require_same_data(job, run, files, signature)
     compare_settings(job, checkpoint, resumes=True)
+    is_stream = any(each.partitions for each in run.progress.values())
+    if is_stream and run.state.num_workers != num_workers:
+        _warn_of_other_workers(job, run, num_workers)
+        return replace(run, progress=dealt_again(run.progress, num_workers))
     if run.state.is_between_epochs:
         _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}

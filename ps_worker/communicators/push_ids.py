@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 
 from ctr_ps.protos.store import Member, PushId, Version, WorkerProgress
-from ctr_ps.ps_worker.data.blocks import DataPosition
+from ctr_ps.ps_worker.data.blocks import Position
 
 UNNUMBERED = 0
 """Number of a batch whose position is not recorded."""
@@ -24,10 +24,11 @@ class PushIds:
         self._member = member
         self._sequence = 0
         self._taken = 0
-        self._positions: dict[int, DataPosition | None] = {}  # after batches that are not whole yet
+        self._positions: dict[int, Position | None] = {}  # after batches that are not whole yet
         self._ahead: set[int] = set()  # whole, but one before them is not
         self._step = 0
         self._position = ""
+        self._partitions: dict[str, str] = {}  # places that no push has told yet
         self._lock = threading.Lock()
 
     def resume(self, progress: WorkerProgress) -> None:
@@ -35,8 +36,9 @@ class PushIds:
         with self._lock:
             self._taken = self._step = progress.step
             self._position = progress.position
+            self._partitions = dict(progress.partitions)
 
-    def take(self, position: DataPosition | None) -> int:
+    def take(self, position: Position | None) -> int:
         """Returns the number of the next batch; `position` is that in the data after it, if any."""
         with self._lock:
             self._taken += 1
@@ -60,8 +62,10 @@ class PushIds:
                 self._ahead.remove(self._step)
                 position = self._positions.pop(self._step)
                 self._position = "" if position is None else position.to_json()
+                self._partitions.update({} if position is None else position.partitions)
             sequence = self._sequence
             self._sequence += 1
+            partitions, self._partitions = self._partitions, {}
             return PushId(
                 worker=self._member.worker,
                 incarnation=self._member.incarnation,
@@ -72,4 +76,5 @@ class PushIds:
                 pulled=pulled,
                 position=self._position,
                 weight=weight,
+                partitions=partitions,
             )

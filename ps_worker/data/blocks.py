@@ -8,7 +8,7 @@ batches   |  view   |  copy   |  view   | . |        B = 4
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, Self
 
@@ -68,6 +68,11 @@ class DataPosition:
     skip: int = 0  # rows after `offset` that were already yielded
     files: str = ""  # digest of the files (`digest_of_files`)
 
+    @property
+    def partitions(self) -> Mapping[str, str]:
+        """Of files there are none."""
+        return {}
+
     def to_json(self) -> str:
         """Returns the position as JSON."""
         return json.dumps(asdict(self))
@@ -96,7 +101,25 @@ class DataPosition:
         return cls(**values)
 
 
-Batches = Iterable[Batch | tuple[Batch, DataPosition]]
+class Position(Protocol):
+    """A position between two rows of a worker's data."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the pass, from 1."""
+        ...
+
+    @property
+    def partitions(self) -> Mapping[str, str]:
+        """Places in a stream's partitions that have changed since the position before."""
+        ...
+
+    def to_json(self) -> str:
+        """Returns the rest of the position."""
+        ...
+
+
+Batches = Iterable[Batch | tuple[Batch, Position]]
 """Training data: batches, each with the position after it if its source has positions."""
 
 

@@ -66,7 +66,7 @@ def streamed(
         reader_num=data.reader_num if is_for_training else 1,
         shuffle_files=data.shuffle_files and is_for_training,
         seed=job.train.seed,
-        negatives=_negatives(job) if is_for_training else None,
+        negatives=negatives_of(job) if is_for_training else None,
     )
 
 
@@ -102,7 +102,8 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
     return schema
 
 
-def _negatives(job: Job) -> NegativeSampling | None:
+def negatives_of(job: Job) -> NegativeSampling | None:
+    """Returns the choice of rows without a click; None: all are kept."""
     data = job.data
     if data.negative_rate == 1:
         return None
@@ -135,7 +136,7 @@ class TrainingData:
                 bad_row_limit=job.data.bad_row_limit,
                 reader_num=job.data.reader_num,
                 seed=job.train.seed,
-                negatives=_negatives(job),
+                negatives=negatives_of(job),
             )
         else:
             self._dataset = streamed(job, schema, format=self._format, is_for_training=True)

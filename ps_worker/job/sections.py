@@ -121,6 +121,8 @@ class DataSection(Section):
     """The data to read; the key of `schema_source` is `schema`."""
 
     train: Texts = ()
+    stream: str = ""
+    pass_every: str = "10 min"
     test: Texts = ()
     valid: Texts = ()
     schema_source: str = Field("criteo", alias="schema")
@@ -153,7 +155,7 @@ class DataSection(Section):
             faults["shuffle_files"] = 'but rows are in memory: set data.shuffle = "local"'
         if self.pipe_command and self.format:
             faults["format"] = "but data.pipe_command prints multi-slot text: remove one of them"
-        if self.columns and not is_multislot:
+        if self.columns and not is_multislot and not (self.stream and self.format == "csv"):
             faults["columns"] = _OF_MULTISLOT
         if self.negative_correction != "logit" and self.negative_rate == 1:
             faults["negative_correction"] = (

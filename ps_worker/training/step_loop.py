@@ -104,6 +104,9 @@ class _Thread:
             raise DataError(
                 "training data has rows without labels: only evaluation and inference allow that"
             )
+        if not step.batch.size:  # of a stream that has no row now, while others take a step
+            nothing = StepResult(loss=0.0, probabilities=np.empty(0, np.float32))
+            return _Computed(Gradients(), 0, None, nothing, pulled.version)
         grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
         lookups = step.keys.lookups(pulled.rows)
         if step.batch.size > self._workspace.max_batch_size:
@@ -357,7 +360,7 @@ class StepLoop:
     def _count(self, batch: Batch, computed: _Computed) -> None:
         if computed.is_skipped:
             self._progress.skip()
-        elif batch.labels is not None:
+        elif batch.labels is not None and batch.size:
             result = computed.result
             self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
 

@@ -1,7 +1,8 @@
 """File content, compressed by the suffix: a stream to read; a new file, which gets its name once complete."""
 
 import gzip
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import IO, BinaryIO, Protocol, cast
@@ -16,6 +17,14 @@ CODECS = {".gz": "gzip", ".zst": "zstd"}
 _OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".z", ".zip")
 _SKIP_BYTES = 1 << 18
 _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messages begin
+
+
+class Content(str):
+    """A path with its content in memory: messages of a stream."""
+
+    __slots__ = ("data", "place")
+    data: bytes  # text of whole lines
+    place: Callable[[int], str]  # of a line in messages, by its offset
 
 
 class Stream(Protocol):
@@ -43,6 +52,11 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
     A DataError, for errors inside the `with` block, too, names a file that cannot be read, is damaged or is
     compressed in another way.
     """
+    if isinstance(path, Content):
+        content = io.BytesIO(path.data)
+        content.seek(offset)
+        yield content
+        return
     suffix = suffix_of(path)
     # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.
     if suffix in _OTHER_CODECS:

@@ -23,8 +23,10 @@ import pyarrow as pa
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, did_you_mean
 from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ctr_ps.ps_worker.data.columnar.column_values import NUMBER, is_list_type, times_in
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder
+from ctr_ps.ps_worker.data.files.content import Content
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.csv_text import BYTE_ORDER_MARK
 from ctr_ps.ps_worker.data.text.text_reader import (
@@ -126,7 +128,7 @@ class JsonReader(ColumnReader):
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
         path, schema = split.path, self._schema
-        seen = self.fields(path)
+        seen = _names_of(path, schema) if isinstance(path, Content) else self.fields(path)
         parts = parts_of_vectors(schema)
         decoder = decoder_of_lines(path, seen.names, schema, self._bad_rows)
         lists = {each.name for each in seen if is_list_type(each.type)}
@@ -276,6 +278,23 @@ def _head_of(path: str) -> list[bytes]:
             "write it so, as pandas does with to_json(orient='records', lines=True)"
         )
     return lines
+
+
+def _names_of(content: Content, schema: Schema) -> pa.Schema:
+    """Returns the columns that messages may have, of no type: the first one says what lies in objects."""
+    rows = map(_row_of, content.data.splitlines())
+    found, _ = _columns_in([next((row for row in rows if row is not None), {})])
+    label = schema.label or next((each for each in LABEL_NAMES if each in found), LABEL_NAMES[0])
+    names = [label, *schema.other_labels, schema.weight, schema.id, schema.group]
+    wanted = [name for name in (*schema.features, *names) if name]
+    columns = [name for name in wanted if name not in found]
+    maybe = pa.schema(
+        [(each.rpartition(".")[0] or each.split(" ")[0], pa.binary()) for each in columns]
+    )
+    times = times_in(columns, maybe)
+    parts = parts_of_vectors(schema)
+    own = [times.get(name, parts.get(name, (name,))[0]) for name in wanted]
+    return pa.schema([(name, pa.null()) for name in dict.fromkeys(own)])
 
 
 def _row_of(line: bytes) -> _Row | None:

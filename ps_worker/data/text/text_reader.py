@@ -20,7 +20,12 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Block, without_rows
-from ctr_ps.ps_worker.data.files.content import Stream, is_compressed, open_content
+from ctr_ps.ps_worker.data.files.content import (
+    Content,
+    Stream,
+    is_compressed,
+    open_content,
+)
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
 
@@ -127,8 +132,8 @@ def lines_before(path: str, offset: int) -> int:
 
 
 def line_number(path: str, offset: int) -> str:
-    """Returns the number of the line at `offset`, from 1, for messages."""
-    return str(lines_before(path, offset) + 1)
+    """Returns the number of the line at `offset`, from 1, or where its message is in a stream."""
+    return path.place(offset) if isinstance(path, Content) else str(lines_before(path, offset) + 1)
 
 
 def without_overflows(

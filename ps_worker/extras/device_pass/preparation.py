@@ -28,7 +28,7 @@ from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import RowStates, StateTransfer
 from ctr_ps.protos.store.state_transfer import join_rows
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
-from ctr_ps.ps_worker.data.blocks import Batches, DataPosition
+from ctr_ps.ps_worker.data.blocks import Batches, Position
 from ctr_ps.ps_worker.extras.device_pass.pass_keys import NO_KEYS, PassKeys, pass_keys
 
 PART_BYTES = 2**26
@@ -50,7 +50,7 @@ class PassBatch:
     """A batch with its position, if its source has one, and the rows of its slots in the pass."""
 
     batch: Batch
-    position: DataPosition | None
+    position: Position | None
     slots: Mapping[Slots, SlotRows]
 
 
@@ -93,7 +93,7 @@ class Preparation(AbstractContextManager["Preparation"]):
         `table_bytes` limits the tables of a pass on the device, with the rows that it keeps of the pass
         before.
         """
-        self._batches: Iterator[Batch | tuple[Batch, DataPosition]] = iter(batches)
+        self._batches: Iterator[Batch | tuple[Batch, Position]] = iter(batches)
         self._store = store
         self._tables = tables
         self._specs = specs

@@ -1,10 +1,11 @@
 """The checkpoints of a training job: what it starts from, what each says of its run, and BEST."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
@@ -27,7 +28,6 @@ from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import (
-    TrainingData,
     digest_of_files,
     order_of_data,
     values_of_job,
@@ -188,11 +188,13 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
     return Saver(run.store, settings, step=step, latest=earlier.url, own=own, confirm=confirm)
 
 
-def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> Start:
+def start_of(
+    plan: Plan, run: Run, head: Callable[[], Iterable[Batch]], claim: Claim | None
+) -> Start:
     """Returns what a run starts with; worker 0 loads it, and resumes the run that saved it if told to.
 
-    No file is changed: what comes next may still be refused. The first rows of `data` are read if the model
-    starts at their click rate.
+    No file is changed: what comes next may still be refused. `head` returns the first rows, which are read
+    if the model starts at their click rate.
 
     Raises:
         JobError: If the job does not fit the checkpoint, or its folder has those of another run.
@@ -219,7 +221,7 @@ def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> S
     if warm_start is not None:
         url, takes_dense = warm_start.checkpoint, DENSE_BLOCK in warm_start.taken
         require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense)
-        run.load(url, only=job.checkpoint.only, head=data.head())
+        run.load(url, only=job.checkpoint.only, head=head())
     return Start(files=files, claim=claim, warm_start=warm_start)
 
 

@@ -8,19 +8,22 @@ hold-out", 1999).
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
+from typing import Any
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.store import ReduceOp
-from ctr_ps.ps_worker.data.blocks import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition, Position
+from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition, position_of
 from ctr_ps.ps_worker.job.datasets import TrainingData
 from ctr_ps.ps_worker.run.run import Run
 
 logger = logging.getLogger(__name__)
 
-Positioned = Batch | tuple[Batch, DataPosition]
+Positioned = Batch | tuple[Batch, Position]
 """A batch, with the position behind it where the data has an order."""
 
 
@@ -31,17 +34,18 @@ class Pass:
     name: str  # of its barrier
     number: int  # counted from 1, on through restarts of the run
     batches: Generator[Positioned, None, None]  # of this worker; to be closed
-    is_last: bool  # training ends with it
-    share: Callable[[DataPosition], float | None] = lambda _: None
+    # whether training ends with it: all workers call it, once, at the end of the pass
+    ends: Callable[[], bool]
+    share: Callable[[Any], float | None] = lambda _: None
 
 
-class Position:
+class Place:
     """Where a worker is in a pass, for lines of progress. Any thread may ask."""
 
-    def __init__(self, share_of: Callable[[DataPosition], float | None]) -> None:
+    def __init__(self, share_of: Callable[[Any], float | None]) -> None:
         """Is nowhere yet; `share_of` says how much of the data is before a position, None if unknown."""
         self._share_of = share_of
-        self._last: DataPosition | None = None
+        self._last: Position | None = None
 
     def follow(self, batches: Iterator[Positioned]) -> Iterator[Positioned]:
         """Yields the batches, and notes the position after each."""
@@ -55,8 +59,12 @@ class Position:
         return None if self._last is None else self._share_of(self._last)
 
 
-def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[Pass]:
+def epochs(
+    data: TrainingData, run: Run, *, first: int, last: int, goes_on: bool = False
+) -> Iterator[Pass]:
     """Yields the epochs `first` to `last`; the first one starts where the resumed run was in it.
+
+    Training ends with the last one, unless it `goes_on`.
 
     Rows in memory are loaded and shuffled before their epoch is yielded; all workers take part in that.
     Raises ProtocolError if this process takes the place of one that had rows of other workers.
@@ -69,7 +77,8 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
         )
     for epoch in range(first, last + 1):
         nothing = (each for each in list[Positioned]())
-        found = Pass(name=f"epoch-{epoch}", number=epoch, batches=nothing, is_last=epoch == last)
+        ends = partial(bool, epoch == last and not goes_on)
+        found = Pass(name=f"epoch-{epoch}", number=epoch, batches=nothing, ends=ends)
         if epochs_ended(run, 0) < epoch:  # else the lost process before this one has trained on it
             data.prepare(run, epoch)
             batches, share = data.batches(epoch, _position_in(epoch, run)), data.share(epoch)
@@ -87,10 +96,12 @@ def _position_in(epoch: int, run: Run) -> DataPosition | None:
     """Returns where in an epoch a worker resumes; None: at its start."""
     position = _earlier_position(run)
     # Of another epoch: it had not begun this one.
-    return position if position is not None and position.epoch == epoch else None
+    if isinstance(position, DataPosition) and position.epoch == epoch:
+        return position
+    return None
 
 
-def _earlier_position(run: Run) -> DataPosition | None:
+def _earlier_position(run: Run) -> DataPosition | StreamPosition | None:
     earlier = run.earlier_progress
     if earlier is None:
         return None
@@ -99,6 +110,8 @@ def _earlier_position(run: Run) -> DataPosition | None:
             f"worker {run.worker} cannot replace a lost process, whose data position is unknown: rows of "
             "several readers have no order (data.reader_num); start the job again from its checkpoint"
         )
+    if in_stream := position_of(earlier):
+        return in_stream
     return DataPosition.from_json(earlier.position) if earlier.position else None
 
 

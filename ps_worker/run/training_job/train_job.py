@@ -25,6 +25,7 @@ from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_w
 from ctr_ps.ps_worker.data.formats import splitter
 from ctr_ps.ps_worker.job.datasets import TrainingData, evaluated, format_of_job
 from ctr_ps.ps_worker.job.model import errors_of_model
+from ctr_ps.ps_worker.job.streams import TrainingStream
 from ctr_ps.ps_worker.run.plan import DenseTrainers, Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter, RunFolder
@@ -117,7 +118,11 @@ def train_job(
         split_file = splitter(plan.schema, format_of_job(job))
         parts = splits_of_workers(split_file, plan.train_files, run.num_workers, plan.stamps)
         data = TrainingData(job, plan.schema, parts[run.worker])
-        is_shared = data.is_shuffled_globally
+        stream = None
+        if job.data.stream:
+            stream = TrainingStream(job, plan.schema, run.worker, run.num_workers)
+        head = data.head if stream is None or plan.train_files else stream.head
+        is_shared = data.is_shuffled_globally or stream is not None
         without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]
         _log_parts(parts, run.worker, without_rows)
         folder = None
@@ -128,15 +133,17 @@ def train_job(
             if run.is_first:
                 is_own, servers = run.is_replacement, plan.role.endpoints
                 claim = stack.enter_context(claimed(job, is_of_this_run=is_own, servers=servers))
-            start = start_of(plan, run, data, claim)
+            start = start_of(plan, run, head, claim)
             if folder is not None:
                 stack.enter_context(folder)
-            run.start(data.head(), num_training=run.num_workers - len(without_rows))
+            run.start(head(), num_training=run.num_workers - len(without_rows))
             clear_folder(job, run, start)
             metrics = MetricsWriter(folder, run)
             validator = Validator(plan, run, metrics)
             checkpoints = JobCheckpoints(plan, run, validator, start)
-            training = Training(plan, run, data, metrics, validator, checkpoints, is_told_to_end)
+            training = Training(
+                plan, run, data, stream, metrics, validator, checkpoints, is_told_to_end
+            )
             training.train(start.earlier)
             summary = summarize(training, start.warm_start)
         run.leave()
@@ -171,7 +178,7 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     own = Summary(
         compute=job.train.compute,
         train_loss=run.progress.mean_loss,
-        bad_rows=training.data.bad_rows,
+        bad_rows=training.data.bad_rows + (training.stream.bad_rows if training.stream else 0),
         skipped_batches=run.non_finite.skipped,
         skipped_by_name=run.non_finite.by_name,
         passes=[asdict(each) for each in training.passes],

@@ -8,14 +8,16 @@ Worker 0 shrinks, validates and saves; the others wait for it at barriers.
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
+from ctr_ps.ps_worker.data.streams.stream_data import position_of
 from ctr_ps.ps_worker.job.datasets import TrainingData
+from ctr_ps.ps_worker.job.streams import TrainingStream
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter
@@ -24,7 +26,7 @@ from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ctr_ps.ps_worker.run.training_job.passes import (
     Pass,
     PassFigures,
-    Position,
+    Place,
     Positioned,
     Stretches,
     end_pass,
@@ -33,6 +35,7 @@ from ctr_ps.ps_worker.run.training_job.passes import (
     figures_of_pass,
 )
 from ctr_ps.ps_worker.run.training_job.validation import Validator
+from ctr_ps.ps_worker.run.training_job.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Training:
     plan: Plan
     run: Run
     data: TrainingData
+    stream: TrainingStream | None
     metrics: MetricsWriter
     validator: Validator
     checkpoints: JobCheckpoints
@@ -70,16 +74,33 @@ class Training:
             },
         )
         run.progress.watch(partial(metrics.write, "train"))
-        if done >= last or self.validator.is_over:
-            logger.info("nothing is left to train: epochs=%d", done)
+        if self.validator.is_over:
             self.stopped_early = done < last
             last = done
-        for each in epochs(self.data, run, first=done + 1, last=last):
-            if figures := self._train_pass(each, f"{each.number}/{last}"):
-                self.passes.append(figures)
-            if self._end_pass(each):
-                break
+        is_empty = True
+        with closing(self._passes(done + 1, last)) as passes:
+            for each in passes:
+                is_empty = False
+                of_all = f"/{last}" if each.number <= last else ""
+                if figures := self._train_pass(each, f"{each.number}{of_all}"):
+                    self.passes.append(figures)
+                if self._end_pass(each):
+                    break
+        if is_empty:
+            logger.info("nothing is left to train: epochs=%d", done)
         self.checkpoints.finish()
+
+    def _passes(self, first: int, last: int) -> Generator[Pass, None, None]:
+        """Yields the epochs over files, then the windows of a stream."""
+        run = self.run
+        has_stream = self.stream is not None and not self.validator.is_over
+        if self.plan.train_files:
+            yield from epochs(self.data, run, first=first, last=last, goes_on=has_stream)
+            first = max(first, last + 1)
+        if self.stream is not None and has_stream:
+            start = position_of(run.earlier_progress)
+            with closing(self.stream.open(run.earlier_progress)) as stream:
+                yield from Windows(stream, run, self.stream.length, start).windows(first)
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
@@ -98,7 +119,7 @@ class Training:
         """
         run, start = self.run, time.monotonic()
         self.metrics.epoch = each.number
-        at = Position(each.share)
+        at = Place(each.share)
         run.progress.begin_pass(shown, at.share)
         with closing(each.batches) as batches:
             validation_seconds = self._train_batches(each, at.follow(batches))
@@ -166,14 +187,15 @@ class Training:
             return True
         self._shrink_after(each)
         number, name_of = each.number, self.checkpoints.name_after
-        is_validated = self.validator.is_due_after(each)
+        is_last = each.ends()
+        is_validated = self.validator.is_due_after(each, is_last=is_last)
         own = self.validator.validate(number, name_of) if is_validated else None
         every = self.plan.job.checkpoint.every_epochs
         is_best = own is not None and bool(own.checkpoint)
-        is_over = each.is_last or self.validator.is_over
+        is_over = is_last or self.validator.is_over
         if is_over or is_best or (every and number % every == 0):
             self.checkpoints.save_after(each, is_best=is_best)
-        if each.is_last:
+        if is_last:
             return True
         if is_validated:
             self.validator.tell(f"validated-{number}", own, name_of)

@@ -58,10 +58,10 @@ class Validator:
         """Whether training is to stop, as validations get no better."""
         return self._is_on and self._rule.is_over
 
-    def is_due_after(self, each: Pass) -> bool:
+    def is_due_after(self, each: Pass, *, is_last: bool) -> bool:
         """Whether a pass ends with a validation."""
         every = self._settings.every_epochs
-        return self._is_on and every > 0 and (each.is_last or each.number % every == 0)
+        return self._is_on and every > 0 and (is_last or each.number % every == 0)
 
     def resume(self, state: RunState | None) -> int:
         """Goes on where the resumed run was, of which worker 0 tells the others, which all have to call.

@@ -1,0 +1,1 @@
+"""Streams: messages of Kafka, Redis or a folder to batches, with positions in partitions."""

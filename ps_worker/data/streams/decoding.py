@@ -1,0 +1,254 @@
+r"""Messages to rows: those of many messages are read at once, by the readers of files.
+
+messages    {"click": 1, ...} | {...}\n{...} | ...         text is joined by line breaks
+rows        one batch, and of each row its message and its number in it
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, Reader, joined, rows_between, rows_where
+from ctr_ps.ps_worker.data.columnar.tables import TableReader
+from ctr_ps.ps_worker.data.files.content import Content
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.streams.source import Message, place_of
+from ctr_ps.ps_worker.data.text.criteo import CriteoScanner
+from ctr_ps.ps_worker.data.text.text_reader import TextReader
+
+FORMATS = ("json", "csv", "criteo", "multislot", "libsvm", "libffm", "arrow")
+"""Formats of messages; Arrow's is that of IPC streams."""
+
+Places = Mapping[str, str]
+"""A place by partition."""
+
+
+class Lost(NamedTuple):
+    """A line or message that could not be read."""
+
+    message: Message
+    line: int
+    value: bytes
+
+
+@dataclass(slots=True)
+class Rows:
+    """The good rows of messages, in their order, to be taken from the front."""
+
+    messages: Sequence[Message]
+    batch: Batch | None  # None without any
+    message_of: NDArray[np.int64]  # int64[n], index of each row's message
+    line_of: NDArray[np.int64]  # int64[n], number of each row in its message, from 0
+    num_lines: NDArray[np.int64]  # int64[messages], lines of each
+    taken: int = 0  # rows
+    _finished: int = 0  # messages whose places are told
+
+    @property
+    def left(self) -> int:
+        return 0 if self.batch is None else self.batch.size - self.taken
+
+    def take(self, number: int) -> tuple[Batch, Places]:
+        """Returns the next rows, at most those left, and the places behind them that have changed."""
+        assert self.batch is not None
+        stop = self.taken + min(number, self.left)
+        found = rows_between(self.batch, self.taken, stop)
+        self.taken = stop
+        last = int(self.message_of[stop - 1])
+        is_whole = stop == self.batch.size or int(self.message_of[stop]) > last
+        places = self._places_to(last + is_whole)
+        if not is_whole:
+            message = self.messages[last]
+            places[message.partition] = place_of(message.offset, int(self.line_of[stop - 1]) + 1)
+        return found, places
+
+    def rest(self) -> Places:
+        """Returns the places behind all messages, once no row is left."""
+        return self._places_to(len(self.messages))
+
+    def _places_to(self, stop: int) -> dict[str, str]:
+        passed = self.messages[self._finished : stop]
+        self._finished = max(self._finished, stop)
+        return {each.partition: each.offset for each in passed}
+
+
+class MessageDecoder:
+    """Reads the rows of messages in one format."""
+
+    def __init__(
+        self,
+        name: str,  # of the stream, for messages
+        schema: Schema,
+        format: Any,  # a name of `FORMATS`, or a factory of readers of text
+        bad_rows: BadRows,
+        *,
+        columns: Sequence[str] = (),  # of CSV, in order
+        negatives: NegativeSampling | None = None,
+        on_lost: Callable[[Lost], None] = lambda _: None,  # gets what cannot be read
+        are_files: bool = False,  # whether messages are names of files, in a format of files
+    ) -> None:
+        if not are_files and format not in FORMATS and not callable(format):
+            raise UsageError(
+                f"messages cannot be {format!r}, expected one of {', '.join(FORMATS)}: set data.format"
+            )
+        if format == "csv" and not columns and not are_files:
+            raise UsageError(
+                "messages of CSV have no header: set data.columns to the names in order"
+            )
+        self._name, self._schema, self._bad_rows = name, schema, bad_rows
+        self._head = ",".join(columns).encode() + b"\n" if format == "csv" else b""  # of `_of_text`
+        self._format = format
+        self._reader: Reader | None = None
+        self._read = (
+            self._of_files if are_files else self._of_tables if format == "arrow" else self._of_text
+        )
+        if self._read == self._of_text:
+            self._reader = reader_of(name, schema, bad_rows, format)
+            if format == "criteo":  # else the first rows decide whether rows have labels
+                self._reader = TextReader(CriteoScanner(schema, has_label=True), bad_rows)
+        self._negatives = negatives
+        self._on_lost = on_lost
+
+    def rows(
+        self,
+        messages: Sequence[Message],
+        after: Mapping[tuple[str, str], int],  # rows to leave out at the start of a message
+        before: Mapping[tuple[str, str], int],  # rows to read of a message; all of the others
+    ) -> Rows:
+        """Returns the good rows of messages; raises BadRowError as a pass over files does."""
+        blocks, offsets, num_lines = self._read(messages)
+        starts = np.cumsum(num_lines) - num_lines
+        message_of = np.searchsorted(starts + num_lines, offsets, side="right")
+        line_of = offsets - starts[message_of] if offsets.size else offsets
+        batch = joined([block.rows for block in blocks]) if blocks else None
+        is_wanted = np.ones(offsets.size, np.bool_)
+        for index, message in enumerate(messages) if after or before else ():
+            of_message = message.partition, message.offset
+            is_own = message_of == index
+            is_wanted &= ~is_own | (line_of >= after.get(of_message, 0))
+            if of_message in before:
+                is_wanted &= ~is_own | (line_of < before[of_message])
+        if batch is not None and not is_wanted.all():
+            batch = rows_where(batch, is_wanted) if is_wanted.any() else None
+            message_of, line_of = message_of[is_wanted], line_of[is_wanted]
+        if batch is not None and self._negatives is not None:
+            batch, kept = self._sampled(batch, messages, message_of, line_of)
+            message_of, line_of = message_of[kept], line_of[kept]
+        return Rows(messages, batch, message_of, line_of, num_lines)
+
+    def _sampled(
+        self,
+        batch: Batch,
+        messages: Sequence[Message],
+        message_of: NDArray[np.int64],
+        line_of: NDArray[np.int64],
+    ) -> tuple[Batch | None, NDArray[np.int64]]:
+        """Returns the rows that are kept, and their numbers; the choice is by partition, offset and line."""
+        assert self._negatives is not None
+        hashes = np.array(
+            [key_of(1, f"{each.partition} {each.offset}") for each in messages], np.uint64
+        )
+        places = (hashes[message_of] + line_of.astype(np.uint64)).view(np.int64)
+        marked = Block(batch, 0, places)
+        kept = self._negatives.sampled(self._name, marked)
+        if kept is None:
+            return None, np.empty(0, np.int64)
+        return kept.rows, np.flatnonzero(np.isin(places, kept.positions()))
+
+    def _of_text(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns blocks of good rows, the number of each one's line, and those of each message's lines."""
+        texts = [
+            each.value + b"\n" if each.value and each.value[-1] != 10 else each.value
+            for each in messages
+        ]
+        num_lines = np.array([each.count(b"\n") for each in texts], np.int64)
+        content = Content(self._name)
+        content.data = self._head + b"".join(texts)
+        line_ends = np.flatnonzero(np.frombuffer(content.data, np.uint8) == 10)
+        before = 1 if self._head else 0
+        content.place = partial(self._place, messages, num_lines, line_ends, before)
+        assert self._reader is not None
+        blocks = list(self._reader.blocks(FileSplit(content)))
+        offsets = [np.searchsorted(line_ends, block.positions()) - before for block in blocks]
+        found = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
+        if found.size < int(num_lines.sum()):
+            lines = content.data.split(b"\n")[before:-1]
+            owners = np.repeat(np.arange(len(messages)), num_lines)
+            firsts = np.cumsum(num_lines) - num_lines
+            for line in sorted({*range(len(lines))} - {*found.tolist()}):
+                owner = int(owners[line])
+                self._on_lost(Lost(messages[owner], line - int(firsts[owner]), lines[line]))
+        return blocks, found, num_lines
+
+    @staticmethod
+    def _place(
+        messages: Sequence[Message],
+        num_lines: NDArray[np.int64],
+        line_ends: NDArray[np.int64],
+        before: int,
+        offset: int,
+    ) -> str:
+        line = int(np.searchsorted(line_ends, offset)) - before
+        index = int(np.searchsorted(np.cumsum(num_lines), line, side="right"))
+        return place_in(messages[index], line - int(num_lines[:index].sum()))
+
+    def _of_tables(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
+        blocks: list[Block] = []
+        offsets: list[NDArray[np.int64]] = []
+        num_lines = np.zeros(len(messages), np.int64)
+        first = 0
+        for index, message in enumerate(messages):
+            try:
+                with pa.ipc.open_stream(message.value) as stream:
+                    table = stream.read_all()
+            except (pa.ArrowException, OSError) as error:
+                self._bad_rows.add(
+                    self._name, place_in(message, 0), f"not an Arrow IPC stream: {error}"
+                )
+                self._on_lost(Lost(message, 0, message.value))
+                num_lines[index] = 1
+            else:
+                num_lines[index] = len(table)
+                name = f"{self._name}: {place_in(message, 0)}"
+                own = [*TableReader(table, self._schema, self._bad_rows).blocks(FileSplit(name))]
+                blocks += own
+                offsets += [first + block.positions() for block in own]
+            first += int(num_lines[index])
+        return blocks, np.concatenate(offsets) if offsets else np.empty(0, np.int64), num_lines
+
+    def _of_files(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
+        """As `_of_text`; the lines of a file are its good rows."""
+        found = []
+        for message in messages:
+            path = message.value.decode()
+            reader = reader_of(path, self._schema, self._bad_rows, self._format)
+            found.append(list(reader.blocks(FileSplit(path))))
+        num_lines = [sum(block.rows.size for block in blocks) for blocks in found]
+        all_lines = np.array(num_lines, np.int64)
+        return (
+            [block for blocks in found for block in blocks],
+            np.arange(all_lines.sum()),
+            all_lines,
+        )
+
+
+def place_in(message: Message, line: int) -> str:
+    """Returns where a row is, for messages to people."""
+    return f"partition {message.partition}, offset {message.offset}, row {line + 1}"

@@ -1,0 +1,140 @@
+"""The messages of several partitions in one order: that of their times, as far as a partition has any.
+
+    clicks/0   10:00:01  10:00:04  10:00:05          a partition that has a message that was not polled yet
+    clicks/1   10:00:02  10:00:03  | (at its end)    is waited for, one at its end is not
+    merged     10:00:01 10:00:02 10:00:03 10:00:04 10:00:05
+
+So the order of messages that are there depends on the stream alone, and not on when they come; as in Kafka
+Streams.
+"""
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.streams.source import Message, StreamSource, offset_and_rows
+
+MOST_QUEUED = 2000
+"""Messages of a partition that wait here; no more are polled."""
+
+MOST_MERGED = 1000
+_POLL_S = 0.2
+
+
+class Merger:
+    """Merges the partitions of one worker. Not thread-safe."""
+
+    def __init__(
+        self,
+        source: StreamSource,
+        places: Mapping[str, str],  # of the partitions to read
+        *,
+        ends: Mapping[str, str] | None = None,  # last offsets to read; None: there is no end
+        end_ms: int | None = None,  # messages from this time on are not read; None: no such time
+        stall_limit_s: float,  # the longest wait for a partition that is not at its end
+    ) -> None:
+        self._source = source
+        self._ends = ends
+        self._end_ms = end_ms
+        self._stall_limit_s = stall_limit_s
+        self._queues: dict[str, deque[Message]] = {}
+        self._ranks: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._heads: list[tuple[int, int, str]] = []
+        self.add(places)
+
+    def add(self, places: Mapping[str, str]) -> None:
+        """Reads more partitions, from their places on."""
+        for partition in places:
+            self._ranks[partition] = len(self._ranks)
+            self._queues[partition] = deque()
+        self._source.seek(places)
+        for partition, place in places.items():
+            offset, rows = offset_and_rows(place)
+            if (
+                self._ends is not None
+                and not rows
+                and self._source.is_behind(offset, self._ends[partition])
+            ):
+                self._ended.add(partition)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all partitions are at the end to read to."""
+        return not self._heads and len(self._ended) == len(self._queues)
+
+    def next_ms(self) -> int | None:
+        """Returns the time of the next message; None: there is none now."""
+        self._fill(0.0)
+        return self._heads[0][0] if self._heads else None
+
+    def take(self, before_ms: float, timeout_s: float) -> list[Message]:
+        """Returns the next messages that are of a time before one; none if `timeout_s` brings no new one.
+
+        Raises DataError if a partition has messages, but its server sends none.
+        """
+        self._fill(timeout_s)
+        found: list[Message] = []
+        while self._heads and len(found) < MOST_MERGED and self._heads[0][0] < before_ms:
+            _, rank, partition = self._heads[0]
+            queue = self._queues[partition]
+            message = queue.popleft()
+            found.append(message)
+            if self._ends is not None and self._source.is_behind(
+                message.offset, self._ends[partition]
+            ):
+                self._ended.add(partition)
+                queue.clear()
+            if queue:
+                heapq.heapreplace(self._heads, (queue[0].time_ms, rank, partition))
+            else:
+                heapq.heappop(self._heads)
+                if partition not in self._ended and partition not in self._source.at_end:
+                    break
+        return found
+
+    def _fill(self, timeout_s: float) -> None:
+        """Polls until each partition has a message, or is at its end; then waits for the first one."""
+        start = time.monotonic()
+        wait_s = 0.0
+        while empty := [
+            each for each, queue in self._queues.items() if not queue and each not in self._ended
+        ]:
+            self._poll(wait_s)
+            passed = time.monotonic() - start
+            late = [
+                each
+                for each in empty
+                if not self._queues[each]
+                and each not in self._ended
+                and each not in self._source.at_end
+            ]
+            if not late and (self._heads or passed >= timeout_s):
+                return
+            if late and passed >= self._stall_limit_s:
+                raise DataError(
+                    f"partition {late[0]} has messages, but none came for {self._stall_limit_s:g} s"
+                )
+            wait_s = _POLL_S if late else min(_POLL_S, timeout_s - passed)
+
+    def _poll(self, timeout_s: float) -> None:
+        wanted = [
+            each
+            for each, queue in self._queues.items()
+            if len(queue) < MOST_QUEUED and each not in self._ended
+        ]
+        for message in self._source.poll(wanted, timeout_s):
+            partition = message.partition
+            if partition in self._ended:
+                continue
+            if self._end_ms is not None and message.time_ms >= self._end_ms:
+                self._ended.add(partition)
+                continue
+            queue = self._queues[partition]
+            if not queue:
+                heapq.heappush(self._heads, (message.time_ms, self._ranks[partition], partition))
+            queue.append(message)
+        if self._end_ms is not None and time.time() * 1000 >= self._end_ms:
+            self._ended |= self._source.at_end & self._queues.keys()

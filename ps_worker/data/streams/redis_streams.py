@@ -1,0 +1,137 @@
+"""Streams of Redis, by redis-py (extra `redis`); each key is a partition: `clicks-0,clicks-1` are two.
+
+The value of a message is its field `value` (option `field`); without that field all of its fields, as JSON.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
+
+try:
+    import redis
+except ImportError as error:
+    raise UsageError("streams of Redis need redis: pip install 'ctr-ps[redis]'") from error
+
+_POLLED = 1000
+_LARGEST = 2**64 - 1
+_RETRIES = 5
+
+
+class RedisSource:
+    """A `StreamSource` of one key, or of several with commas between; partitions are keys."""
+
+    def __init__(self, url: StreamUrl) -> None:
+        """Connects; raises DataError if the server does not answer, or a key is no stream."""
+        self._url = url
+        self._keys = url.name.split(",")
+        options = dict(url.options)
+        self._field = options.pop("field", "value").encode()
+        self.at_end: set[str] = set()
+        self._ids: dict[str, str] = {}
+        retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=10, base=0.1), _RETRIES)
+        try:
+            self._redis = redis.Redis.from_url(
+                f"{url.kind}://{url.address}/0",
+                retry=retry,
+                retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+                socket_timeout=30,
+                **options,
+            )
+        except TypeError as error:
+            raise UsageError(f"{url}: {error}") from error
+        for key in self._keys:
+            if (kind := self._asked("type", key)) not in (b"stream", b"none"):
+                raise DataError(f"{url}: key {key!r} is a {kind.decode()}, expected a stream")
+
+    def partitions(self) -> list[str]:
+        return list(self._keys)
+
+    def start_of(self, partition: str) -> str:
+        if self._url.start == "earliest":
+            return START
+        if (start_ms := self._url.start_ms) is None:
+            return self.last_of(partition)
+        return f"{start_ms - 1}-{_LARGEST}"
+
+    def last_of(self, partition: str) -> str:
+        found = self._asked("xrevrange", partition, count=1)
+        return found[0][0].decode() if found else START
+
+    def is_behind(self, offset: str, other: str) -> bool:
+        return not other or (bool(offset) and _numbers(offset) >= _numbers(other))
+
+    def seek(self, places: Mapping[str, str]) -> None:
+        for partition, place in places.items():
+            offset, rows = offset_and_rows(place)
+            self._require_kept(partition, offset)
+            self._ids[partition] = _before(offset) if rows else offset or "0-0"
+
+    def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
+        if not wanted:
+            return []
+        ids = {key: self._ids[key] for key in wanted}
+        block = max(int(timeout_s * 1000), 0) or None  # 0 would wait for ever
+        answer = self._asked("xread", ids, count=_POLLED, block=block) or []
+        self.at_end |= set(wanted)
+        found = []
+        for name, entries in answer:
+            key = name.decode()
+            if len(entries) == _POLLED:
+                self.at_end.discard(key)
+            self._ids[key] = entries[-1][0].decode()
+            for number, fields in entries:
+                offset = number.decode()
+                found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
+        return found
+
+    def lag(self) -> Mapping[str, int]:
+        found = {}
+        for key, last in self._ids.items():
+            entries = self._asked("xrange", key, min=f"({last}", count=_POLLED)
+            found[key] = len(entries)
+        return found
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _value(self, fields: Mapping[bytes, bytes]) -> bytes:
+        if self._field in fields:
+            return fields[self._field]
+        text = {
+            name.decode(errors="surrogateescape"): value.decode(errors="surrogateescape")
+            for name, value in fields.items()
+        }
+        return json.dumps(text).encode()
+
+    def _require_kept(self, key: str, offset: str) -> None:
+        """Raises DataError if messages behind a place were trimmed."""
+        if not offset:
+            return
+        try:
+            deleted = self._asked("xinfo_stream", key).get("max-deleted-entry-id", b"0-0").decode()
+        except DataError:
+            deleted = "0-0"  # the key is gone, and with it what was in it
+        if _numbers(deleted) > _numbers(offset):
+            raise DataError(
+                f"{self._url}: messages of {key!r} up to {deleted} are deleted, but the run goes on after "
+                f"{offset}: start from a later checkpoint, or a new run with start="
+            )
+
+    def _asked(self, call: str, *args: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._redis, call)(*args, **options)
+        except redis.RedisError as error:
+            raise DataError(f"{self._url}: {error}") from error
+
+
+def _numbers(offset: str) -> tuple[int, int]:
+    milliseconds, _, sequence = offset.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def _before(offset: str) -> str:
+    milliseconds, sequence = _numbers(offset)
+    return f"{milliseconds}-{sequence - 1}" if sequence else f"{milliseconds - 1}-{_LARGEST}"

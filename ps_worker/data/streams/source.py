@@ -1,0 +1,176 @@
+"""Sources of messages, and the URLs that name them.
+
+    kafka://broker:9092/clicks?start=earliest      a topic; other options are those of librdkafka
+    redis://host:6379/clicks                       a Redis stream, or several: clicks-0,clicks-1
+    folder:///data/incoming?pattern=*.parquet      finished files, in the order of their names
+
+A place in a partition is a text: "" at its start, "41" behind the message with offset 41, and "41 +3" behind
+three rows of that message.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ctr_ps.protos.errors import UsageError
+
+_PARTLY = re.compile(r"(.*) \+([0-9]+)", re.DOTALL)
+
+_NUMBER = re.compile(r"[0-9]+\Z")
+
+START = ""
+"""The place at the start of a partition."""
+
+_SOURCES = {
+    "kafka": "kafka.KafkaSource",
+    "redis": "redis_streams.RedisSource",
+    "rediss": "redis_streams.RedisSource",
+    "folder": "folder.FolderSource",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message, the unit of a stream; it has any number of rows."""
+
+    partition: str
+    offset: str  # in the partition, opaque but to its source
+    time_ms: int  # since 1970
+    value: bytes
+
+
+class StreamSource(Protocol):
+    """A reader of some partitions of one stream. Not thread-safe.
+
+    Reading takes no place from another reader: which worker reads a partition is a rule: `owner_of`.
+    """
+
+    # partitions of which all messages up to now were polled
+    at_end: set[str]
+
+    def partitions(self) -> list[str]:
+        """Returns the names of all partitions of the stream, in their order; they only become more."""
+        ...
+
+    def start_of(self, partition: str) -> str:
+        """Returns the offset that a run starts behind, by the option `start`; `START`: at the beginning."""
+        ...
+
+    def last_of(self, partition: str) -> str:
+        """Returns the offset of the last message now; `START` without one."""
+        ...
+
+    def is_behind(self, offset: str, other: str) -> bool:
+        """Whether an offset is at or behind another one of the partition."""
+        ...
+
+    def seek(self, places: Mapping[str, str]) -> None:
+        """Reads these partitions from now on, too, each from its first row behind a place."""
+        ...
+
+    def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
+        """Returns the next messages of some partitions, each partition's in order; none after `timeout_s`.
+
+        Returns as soon as there is one, or a partition came to its end. Raises DataError if the stream cannot
+        be read, or messages behind the place of a partition are gone.
+        """
+        ...
+
+    def lag(self) -> Mapping[str, int]:
+        """Returns the number of messages of each partition that were not polled, as far as known."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamUrl:
+    """A stream, and from where to where it is read."""
+
+    text: str  # as written
+    kind: str
+    address: str  # host and port
+    name: str  # of the topic or streams, or the path of the folder
+    start: str  # "earliest", "latest" or a time
+    end: str  # "", "latest" or a time
+    options: Mapping[str, str]  # all others
+
+    def __str__(self) -> str:
+        return f"{self.kind}://{self.address}/{self.name.lstrip('/')}"
+
+    @property
+    def start_ms(self) -> int | None:
+        """The time to start at; None: no time."""
+        return None if self.start in ("earliest", "latest") else time_ms(self.start, "start")
+
+    @property
+    def end_ms(self) -> int | None:
+        """The time to end at; None: no time."""
+        return None if self.end in ("", "latest") else time_ms(self.end, "end")
+
+
+def stream_url(text: str) -> StreamUrl:
+    """Returns what a URL says; "$NAME" in an option is an environment variable. Raises UsageError."""
+    parts = urlsplit(text)
+    if parts.scheme not in _SOURCES:
+        raise UsageError(
+            f"{text!r} is not a stream: expected one of {', '.join(f'{each}://' for each in _SOURCES)}"
+        )
+    options = {key: os.path.expandvars(value) for key, value in parse_qsl(parts.query)}
+    path = unquote(parts.path)
+    found = StreamUrl(
+        text=text,
+        kind=parts.scheme,
+        address=parts.netloc,
+        name=path if parts.scheme == "folder" else path.lstrip("/"),
+        start=options.pop("start", "earliest"),
+        end=options.pop("end", ""),
+        options=options,
+    )
+    if not found.name:
+        raise UsageError(
+            f"{text!r} names no stream: write kafka://broker:9092/topic, or as docs/online.md says"
+        )
+    _ = found.start_ms, found.end_ms
+    return found
+
+
+def time_ms(text: str, name: str) -> int:
+    """Returns a time, in milliseconds since 1970, UTC without a zone; raises UsageError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{name} is {text!r}, expected earliest, latest or a time such as 2026-11-07T00:00"
+        ) from error
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def open_source(url: StreamUrl) -> StreamSource:
+    """Opens a stream; raises DataError if it cannot be read, UsageError for an unknown option."""
+    module, _, kind = _SOURCES[url.kind].rpartition(".")
+    found: StreamSource = getattr(import_module(f"{__package__}.{module}"), kind)(url)
+    return found
+
+
+def owner_of(partition: str, num_workers: int) -> int:
+    """Returns the worker that reads a partition: by the number that its name ends with, else by a hash."""
+    number = _NUMBER.search(partition)
+    return (int(number[0]) if number else zlib.crc32(partition.encode())) % num_workers
+
+
+def place_of(offset: str, rows: int) -> str:
+    """Returns the place behind some rows of a message; 0: behind all."""
+    return f"{offset} +{rows}" if rows else offset
+
+
+def offset_and_rows(place: str) -> tuple[str, int]:
+    """Inverse of `place_of`."""
+    found = _PARTLY.fullmatch(place)
+    return (found[1], int(found[2])) if found else (place, 0)

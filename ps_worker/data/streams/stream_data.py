@@ -1,0 +1,304 @@
+"""The rows of a stream as training data: batches of a worker's partitions, pass by pass, with positions."""
+
+import json
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.store import WorkerProgress
+from ctr_ps.ps_worker.data.blocks import joined
+from ctr_ps.ps_worker.data.streams.decoding import MessageDecoder, Rows
+from ctr_ps.ps_worker.data.streams.merging import Merger
+from ctr_ps.ps_worker.data.streams.source import (
+    START,
+    Message,
+    StreamUrl,
+    offset_and_rows,
+    open_source,
+    owner_of,
+)
+
+logger = logging.getLogger(__name__)
+
+FOREVER = float("inf")
+"""The end of a pass that only the end of the stream ends."""
+
+IDLE_S = 0.05
+"""How long a batch waits for more rows of a stream that has no more."""
+
+LOOK_S = 30.0
+"""How often new partitions are looked for."""
+
+STALL_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """A position between two rows of a stream."""
+
+    epoch: int  # number of the pass, from 1
+    rows: int = 0  # of this worker in the pass
+    before_ms: float | None = None  # end of the pass, in ms since 1970; None: that of the stream
+    # places in the partitions that were read since the position before; not in the JSON
+    partitions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the position as JSON, without its places."""
+        return json.dumps({"epoch": self.epoch, "rows": self.rows, "before_ms": self.before_ms})
+
+    @classmethod
+    def from_json(cls, text: str, partitions: Mapping[str, str]) -> Self:
+        """Returns the position that `to_json` wrote; raises DataError for another text."""
+        try:
+            values = json.loads(text)
+            return cls(**values, partitions=partitions)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{text!r} is no position in a stream") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a worker reads a stream."""
+
+    url: StreamUrl
+    schema: Schema
+    batch_size: int
+    worker: int
+    num_workers: int
+    # whether all workers take every step, so that one without rows has to send empty batches
+    is_lockstep: bool = False
+
+
+class StreamData:
+    """The partitions of one worker, to be read once. Not thread-safe."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        decoder: MessageDecoder,
+        *,
+        places: Mapping[str, str],  # where an earlier run was, by partition
+        # batches that some servers have beyond `places`, and the places after them
+        sent: int = 0,
+        sent_places: Mapping[str, str] | None = None,
+        stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
+    ) -> None:
+        """Opens the stream; raises DataError if it cannot be read."""
+        self._reading = reading
+        self._decoder = decoder
+        self._stall_limit_s = stall_limit_s
+        self._source = open_source(reading.url)
+        self._looked_s = time.monotonic()
+        own = self._own_partitions()
+        # Places that no position has had yet.
+        self._untold = {each: self._source.start_of(each) for each in own if each not in places}
+        self._places = {each: places.get(each, self._untold.get(each, START)) for each in own}
+        is_to_now = reading.url.end == "latest"
+        self._ends = {each: self._source.last_of(each) for each in own} if is_to_now else None
+        self._sent = sent
+        self._sent_places = {k: v for k, v in (sent_places or {}).items() if k in self._places}
+        self._merger: Merger | None = None
+        self._rows: Rows | None = None  # read, and not all yielded yet
+        self._after: dict[tuple[str, str], int] = {}
+
+    def _own_partitions(self) -> list[str]:
+        reading, found = self._reading, self._source.partitions()
+        return [each for each in found if owner_of(each, reading.num_workers) == reading.worker]
+
+    @property
+    def partitions(self) -> list[str]:
+        """The partitions that this worker reads."""
+        return list(self._places)
+
+    def lag(self) -> Mapping[str, int]:
+        """Returns the number of messages of each partition that were not read; see `StreamSource.lag`."""
+        return self._source.lag()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._source.close()
+
+    def next_ms(self) -> float:
+        """Returns the time of the next row; now without one, and `FOREVER` at the end of the stream."""
+        if self._sent or (self._rows is not None and self._rows.left):
+            return 0.0
+        merger = self._merger_here()
+        found = merger.next_ms()
+        if found is not None:
+            return found
+        return FOREVER if merger.is_over else time.time() * 1000
+
+    def batches(
+        self, epoch: int, *, before_ms: float = FOREVER, max_rows: int = 0, rows: int = 0
+    ) -> Generator[tuple[Batch, StreamPosition], None, None]:
+        """Yields the batches of a pass, each with the position after it.
+
+        The pass ends before the first message of `before_ms`, or when it is that time and there is none; with
+        `max_rows` after so many of this worker, of which `rows` were yielded before.
+        """
+
+        def yielded(pieces: Sequence[Batch]) -> tuple[Batch, StreamPosition]:
+            nonlocal rows
+            rows += sum(piece.size for piece in pieces)
+            told, self._untold = self._untold, {}
+            batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
+            end = before_ms if before_ms < FOREVER else None
+            return batch, StreamPosition(epoch=epoch, rows=rows, before_ms=end, partitions=told)
+
+        if self._sent:
+            yield from map(yielded, self._sent_batches())
+        held: list[Batch] = []
+        size, batch_size = 0, self._reading.batch_size
+        most = max_rows or FOREVER
+        while rows + size < most:
+            left = 0 if self._rows is None else self._rows.left
+            if not left and not self._read(before_ms):
+                if self._is_at_end(before_ms):
+                    break
+                if held or self._reading.is_lockstep:
+                    yield yielded(held)
+                    held, size = [], 0
+                continue
+            if self._rows is None or not self._rows.left:
+                continue
+            part, places = self._rows.take(int(min(batch_size - size, most - rows - size)))
+            held.append(part)
+            size += part.size
+            self._note(places)
+            if not self._rows.left:
+                self._note(self._rows.rest())
+            if size == batch_size:
+                yield yielded(held)
+                held, size = [], 0
+        if held:
+            yield yielded(held)
+
+    def head(self, number: int) -> Iterator[Batch]:
+        """Yields the first `number` rows, or as many as there are now; this is not to be read on."""
+        while number and self._read(FOREVER):
+            while number and self._rows is not None and self._rows.left:
+                batch, _ = self._rows.take(number)
+                number -= batch.size
+                yield batch
+
+    def _read(self, before_ms: float) -> bool:
+        """Reads messages; False if none of a time before that came in a while."""
+        messages = self._merger_here().take(before_ms, IDLE_S)
+        if not messages:
+            return False
+        self._rows = self._decoder.rows(messages, self._after, {})
+        self._after = {}
+        if not self._rows.left:
+            self._note(self._rows.rest())
+        return True
+
+    def _is_at_end(self, before_ms: float) -> bool:
+        merger = self._merger_here()
+        found = merger.next_ms()
+        if found is not None:
+            return found >= before_ms
+        return merger.is_over or time.time() * 1000 >= before_ms
+
+    def _note(self, places: Mapping[str, str]) -> None:
+        self._places.update(places)
+        self._untold.update(places)
+
+    def _merger_here(self) -> Merger:
+        """Returns what merges the partitions, from their places on; new ones are added now and then."""
+        url = self._reading.url
+        if self._merger is None:
+            self._merger = Merger(
+                self._source,
+                self._places,
+                ends=self._ends,
+                end_ms=url.end_ms,
+                stall_limit_s=self._stall_limit_s,
+            )
+            self._after = _partly_read(self._places)
+        elif self._ends is None and time.monotonic() - self._looked_s > LOOK_S:
+            self._looked_s = time.monotonic()
+            if new := [each for each in self._own_partitions() if each not in self._places]:
+                logger.info("the stream has new partitions: %s", ", ".join(new))
+                self._merger.add(dict.fromkeys(new, START))
+                self._note(dict.fromkeys(new, START))
+        return self._merger
+
+    def _sent_batches(self) -> Iterator[list[Batch]]:
+        """Yields the batches that a process before this one sent to some servers, of the very rows."""
+        sent, ends = self._sent, {}
+        before = {}
+        for partition, place in self._sent_places.items():
+            offset, rows = offset_and_rows(place)
+            ends[partition] = offset
+            if rows:
+                before[partition, offset] = rows
+        starts = {each: self._places[each] for each in ends}
+        source = open_source(self._reading.url)
+        try:
+            merger = Merger(source, starts, ends=ends, stall_limit_s=self._stall_limit_s)
+            messages: list[Message] = []
+            while not merger.is_over:
+                messages += merger.take(FOREVER, IDLE_S)
+        finally:
+            source.close()
+        found = self._decoder.rows(messages, _partly_read(starts), before) if messages else None
+        for number in range(sent):
+            part: list[Batch] = []
+            places: Mapping[str, str] = {}
+            if found is not None and found.left:
+                taken, places = found.take(self._reading.batch_size)
+                part = [taken]
+            self._note(self._sent_places if number == sent - 1 else places)
+            self._sent -= 1
+            yield part
+
+
+def _partly_read(places: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Returns the rows that are done of messages, by partition and offset."""
+    found = {each: offset_and_rows(place) for each, place in places.items()}
+    return {(each, offset): rows for each, (offset, rows) in found.items() if rows}
+
+
+def empty_batch(schema: Schema) -> Batch:
+    """Returns a batch without rows."""
+    return Batch(
+        labels=np.empty(0, np.float32),
+        dense=np.empty((0, schema.num_dense), np.float32),
+        keys=np.empty(0, np.uint64),
+        offsets=np.zeros(1, np.int32),
+        num_slots=len(schema.slots),
+    )
+
+
+def position_of(progress: WorkerProgress | None) -> StreamPosition | None:
+    """Returns where a worker was in a stream; None: it had not begun with it."""
+    if progress is None or not progress.partitions:
+        return None
+    return StreamPosition.from_json(progress.position, progress.partitions)
+
+
+def dealt_again(
+    progress: Mapping[int, WorkerProgress], num_workers: int
+) -> dict[int, WorkerProgress]:
+    """Returns the progress of other workers, to which the partitions of all are dealt."""
+    places = {name: at for each in progress.values() for name, at in each.partitions.items()}
+    positions = [found for each in progress.values() if (found := position_of(each)) is not None]
+    latest = max(positions, key=lambda each: each.epoch)
+    text = replace(latest, rows=0, partitions={}).to_json()
+    return {
+        worker: WorkerProgress(
+            incarnation=0,
+            sequence=0,
+            step=progress[worker].step if worker in progress else 0,
+            position=text,
+            partitions={k: v for k, v in places.items() if owner_of(k, num_workers) == worker},
+        )
+        for worker in range(num_workers)
+    }

@@ -1,0 +1,116 @@
+"""The stream of a job: how it is read, and what ends a pass over it."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import WorkerProgress
+from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
+from ctr_ps.ps_worker.data.columnar.record_batches import BLOCK_ROWS
+from ctr_ps.ps_worker.data.streams.dead_letters import DeadLetters
+from ctr_ps.ps_worker.data.streams.decoding import MessageDecoder
+from ctr_ps.ps_worker.data.streams.source import stream_url
+from ctr_ps.ps_worker.data.streams.stream_data import Reading, StreamData
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import format_of_job, negatives_of
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_LENGTH = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>s|min|h|d|(?P<million>M )?rows)")
+
+
+@dataclass(frozen=True, slots=True)
+class PassLength:
+    """The length of a pass over a stream, in time or rows of all workers; both 0: it has one pass."""
+
+    milliseconds: float = 0.0
+    rows: int = 0
+
+    def end_after(self, time_ms: float) -> float:
+        """Returns the end of the pass that a time is in; passes end at multiples of their length."""
+        if not self.milliseconds:
+            return math.inf
+        return (time_ms // self.milliseconds + 1) * self.milliseconds
+
+
+def pass_length(text: str) -> PassLength:
+    """Returns what data.pass_every says, as "10 min" or "1 M rows"; raises UsageError."""
+    if not text:
+        return PassLength()
+    if (found := _LENGTH.fullmatch(text)) is None or not (number := float(found["number"])):
+        raise UsageError(
+            f'{text!r} is no length of a pass, expected one such as "10 min" or "1 M rows"'
+        )
+    if found["unit"] in _UNITS:
+        return PassLength(milliseconds=number * _UNITS[found["unit"]] * 1000)
+    return PassLength(rows=int(number * (1_000_000 if found["million"] else 1)))
+
+
+class TrainingStream:
+    """The stream of a job, as one worker reads it."""
+
+    def __init__(self, job: Job, schema: Schema, worker: int, num_workers: int) -> None:
+        """Opens nothing. Raises JobError if the stream, its format or the length of passes are wrong."""
+        self._job, self._schema = job, schema
+        with job.errors("data.stream", UsageError):
+            url = stream_url(job.data.stream)
+        with job.errors("data.pass_every", UsageError):
+            self.length = pass_length(job.data.pass_every)
+        self._reading = Reading(
+            url=url,
+            schema=schema,
+            batch_size=job.train.batch_size,
+            worker=worker,
+            num_workers=num_workers,
+            is_lockstep=job.strategy.is_sync and num_workers > 1,
+        )
+        self._bad_rows = BadRows(job.data.bad_row_limit)
+        self._decoder(self._bad_rows)
+
+    @property
+    def bad_rows(self) -> int:
+        """Malformed rows so far."""
+        return self._bad_rows.total
+
+    def open(self, progress: WorkerProgress | None) -> StreamData:
+        """Opens the stream where this worker was in it; None: at its start. Raises DataError."""
+        places = {} if progress is None else progress.partitions
+        is_sent = progress is not None and self._reading.is_lockstep
+        return StreamData(
+            self._reading,
+            self._decoder(self._bad_rows),
+            places=places,
+            sent=progress.sent if progress is not None and is_sent else 0,
+            sent_places=progress.sent_partitions if progress is not None else {},
+        )
+
+    def head(self) -> Iterator[Batch]:
+        """Yields the first rows of this worker's partitions, or as many as there are now. Raises DataError.
+
+        As many as one block of a file has, so that a model starts alike from both.
+        """
+        with closing(
+            StreamData(self._reading, self._decoder(silent_bad_rows()), places={})
+        ) as data:
+            yield from data.head(BLOCK_ROWS)
+
+    def _decoder(self, bad_rows: BadRows) -> MessageDecoder:
+        job, url = self._job, self._reading.url
+        lost = Path(job.run.dir) / f"dead_letters-{self._reading.worker}.jsonl"
+        is_kept = job.run.dir and bad_rows is self._bad_rows
+        with job.errors("data.format", UsageError):
+            return MessageDecoder(
+                str(url),
+                self._schema,
+                format_of_job(job) or (None if url.kind == "folder" else "json"),
+                bad_rows,
+                columns=job.data.columns,
+                negatives=negatives_of(job),
+                on_lost=DeadLetters(lost) if is_kept else lambda _: None,
+                are_files=url.kind == "folder",
+            )

@@ -1,0 +1,77 @@
+"""Windows: the passes over a stream, which all workers end at the same time of its messages.
+
+    messages    10:01 10:04 10:09 | 10:10 10:12 ...        pass_every = "10 min"
+    worker 0    trains ...        | barrier, shrink, validate, save | trains ...
+    worker 1    has no more       | barrier                         | ...
+
+A worker without messages comes to the barrier once it is that time, so an idle partition holds nobody back. The
+end of a window is agreed on at its start: it is that of the window which has the oldest row of all workers.
+"""
+
+from collections.abc import Generator, Iterator
+from functools import partial
+
+import numpy as np
+
+from ctr_ps.protos.store import ReduceOp
+from ctr_ps.ps_worker.data.streams.stream_data import FOREVER, StreamData, StreamPosition
+from ctr_ps.ps_worker.job.streams import PassLength
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.passes import Pass, Positioned
+
+
+class Windows:
+    """The windows of one worker. For one thread."""
+
+    def __init__(
+        self, data: StreamData, run: Run, length: PassLength, start: StreamPosition | None
+    ) -> None:
+        """Reads nothing yet; `start` is where a process before this one was, None: there was none."""
+        self._data = data
+        self._run = run
+        self._length = length
+        self._start = start
+        self._agreed: tuple[int, float] = (0, 0.0)  # number of a window, and its end
+
+    def windows(self, first: int) -> Iterator[Pass]:
+        """Yields the windows from number `first` on, up to the end of the stream."""
+        number = first
+        while (before_ms := self._end_of(number)) is not None:
+            yield Pass(
+                name=f"window-{number}",
+                number=number,
+                batches=self._batches(number, before_ms),
+                ends=partial(self._is_last, number),
+            )
+            number += 1
+
+    def _is_last(self, number: int) -> bool:
+        return self._end_of(number + 1) is None
+
+    def _end_of(self, number: int) -> float | None:
+        """Returns the time before which a window ends, in milliseconds; None: the stream has ended.
+
+        All workers call it, once for each number.
+        """
+        if self._agreed[0] != number:
+            start = self._start
+            before_ms = FOREVER
+            if start is not None and start.epoch == number and start.before_ms is not None:
+                before_ms = start.before_ms
+            own = np.array([self._data.next_ms(), before_ms])
+            next_ms, before_ms = self._run.all_reduce(own, ReduceOp.MIN, f"window-{number}-start")
+            if before_ms == FOREVER:
+                before_ms = self._length.end_after(float(next_ms))
+            self._agreed = number, float(before_ms if next_ms < FOREVER else np.nan)
+        found = self._agreed[1]
+        return None if np.isnan(found) else found
+
+    def _batches(self, number: int, before_ms: float) -> Generator[Positioned, None, None]:
+        start, rows = self._start, 0
+        if start is not None and start.epoch == number:
+            rows = start.rows
+        # A lost process before this one has come to the end of the window.
+        if self._run.is_repeating or not self._data.partitions:
+            return
+        max_rows = -(-self._length.rows // self._run.num_workers)
+        yield from self._data.batches(number, before_ms=before_ms, max_rows=max_rows, rows=rows)
