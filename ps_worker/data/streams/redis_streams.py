@@ -40,10 +40,11 @@ class RedisSource:
                 socket_timeout=30,
                 **options,
             )
-        except TypeError as error:
+            kinds = {key: self._asked("type", key) for key in self._keys}
+        except (TypeError, ValueError) as error:
             raise UsageError(f"{url}: {error}") from error
-        for key in self._keys:
-            if (kind := self._asked("type", key)) not in (b"stream", b"none"):
+        for key, kind in kinds.items():
+            if kind not in (b"stream", b"none"):
                 raise DataError(f"{url}: key {key!r} is a {kind.decode()}, expected a stream")
 
     def partitions(self) -> list[str]:
@@ -107,17 +108,19 @@ class RedisSource:
         return json.dumps(text).encode()
 
     def _require_kept(self, key: str, offset: str) -> None:
-        """Raises DataError if messages behind a place were trimmed."""
-        if not offset:
+        """Raises DataError if messages behind a place may have been trimmed."""
+        if not offset or not self._asked("exists", key):
             return
-        try:
-            deleted = self._asked("xinfo_stream", key).get("max-deleted-entry-id", b"0-0").decode()
-        except DataError:
-            deleted = "0-0"  # the key is gone, and with it what was in it
-        if _numbers(deleted) > _numbers(offset):
+        info = self._asked("xinfo_stream", key)
+        if not info["first-entry"] or _numbers(offset) >= _numbers(
+            info["last-generated-id"].decode()
+        ):
+            return
+        first = info["first-entry"][0].decode()
+        if _numbers(first) > _numbers(offset):
             raise DataError(
-                f"{self._url}: messages of {key!r} up to {deleted} are deleted, but the run goes on after "
-                f"{offset}: start from a later checkpoint, or a new run with start="
+                f"{self._url}: the first message of {key!r} is {first}, but the run goes on after {offset}, "
+                "and what was between is gone: start from a later checkpoint, or a new run with start="
             )
 
     def _asked(self, call: str, *args: Any, **options: Any) -> Any:

@@ -194,7 +194,8 @@ class StreamData:
         if not messages:
             return False
         self._rows = self._decoder.rows(messages, self._after, {})
-        self._after = {}
+        for message in messages if self._after else ():
+            self._after.pop((message.partition, message.offset), None)
         if not self._rows.left:
             self._note(self._rows.rest())
         return True

@@ -4,8 +4,8 @@
     worker 0    trains ...        | barrier, shrink, validate, save | trains ...
     worker 1    has no more       | barrier                         | ...
 
-A worker without messages comes to the barrier once it is that time, so an idle partition holds nobody back. The
-end of a window is agreed on at its start: it is that of the window which has the oldest row of all workers.
+A worker without messages comes to the barrier once it is that time, so an idle partition holds nobody back.
+The end of a window is agreed on at its start: it is that of the window with the oldest row of all workers.
 """
 
 from collections.abc import Generator, Iterator

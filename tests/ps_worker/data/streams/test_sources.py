@@ -1,0 +1,310 @@
+"""The same behaviour of all sources: Kafka's mock brokers, a Redis server, a folder of files."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.streams.folder import FolderSource
+from ctr_ps.ps_worker.data.streams.source import (
+    Message,
+    StreamSource,
+    open_source,
+    owner_of,
+    stream_url,
+)
+from tests.support.streams import Broker, kafka_broker, redis_server
+from tests.support.waiting import wait_until
+
+START_MS = 1_700_000_000_000
+
+
+@dataclass
+class Stream:
+    """A stream of one kind: its URL, and a function that adds messages of a partition from 0 to 3."""
+
+    url: str
+    add: Callable[[int, Sequence[tuple[int, bytes]]], None]
+    value_of: Callable[[Message], bytes] = lambda message: message.value
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with kafka_broker() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as found:
+        yield found
+
+
+@pytest.fixture(params=["kafka", "redis", "folder"])
+def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
+    topic = f"{request.node.name}"[:60].replace("[", "-").replace("]", "")
+    if request.param == "kafka":
+        broker: Broker = request.getfixturevalue("broker")
+        broker.produce(topic, {})
+        return Stream(
+            f"kafka://{broker.address}/{topic}",
+            lambda partition, messages: broker.produce(topic, {partition: messages}),
+        )
+    if request.param == "redis":
+        port = request.getfixturevalue("port")
+        client = redis.Redis(port=port)
+
+        def add(partition: int, messages: Sequence[tuple[int, bytes]]) -> None:
+            for at, value in messages:
+                client.xadd(f"{topic}-{partition}", {"value": value}, id=f"{at}-*")
+
+        keys = ",".join(f"{topic}-{k}" for k in range(4))
+        return Stream(f"redis://127.0.0.1:{port}/{keys}", add)
+    names = {number: _names_of(number) for number in range(4)}
+
+    def write(partition: int, messages: Sequence[tuple[int, bytes]]) -> None:
+        for at, value in messages:
+            hidden = tmp_path / ".new"
+            hidden.write_bytes(value)
+            os.utime(hidden, ns=(at * 1_000_000, at * 1_000_000))
+            hidden.rename(tmp_path / next(names[partition]))
+
+    return Stream(
+        f"folder://{tmp_path}?partitions=4",
+        write,
+        lambda message: Path(message.value.decode()).read_bytes(),
+    )
+
+
+def _names_of(partition: int) -> Iterator[str]:
+    """Names in order that go to a partition of 4."""
+    import itertools
+    import zlib
+
+    for number in itertools.count():
+        name = f"part-{number}"
+        if zlib.crc32(name.encode()) % 4 == partition:
+            yield name
+
+
+def opened(stream: Stream, options: str = "") -> StreamSource:
+    mark = "&" if "?" in stream.url else "?"
+    return open_source(stream_url(stream.url + (mark + options if options else "")))
+
+
+def read(
+    source: StreamSource, number: int, partitions: Sequence[str] | None = None
+) -> list[Message]:
+    found: list[Message] = []
+
+    def has_all() -> bool:
+        found.extend(source.poll(partitions or source.partitions(), 0.5))
+        return len(found) >= number
+
+    wait_until(has_all)
+    return found
+
+
+def values(stream: Stream, messages: Sequence[Message], partition: str) -> list[bytes]:
+    return [stream.value_of(each) for each in messages if each.partition == partition]
+
+
+MESSAGES: Mapping[int, list[tuple[int, bytes]]] = {
+    0: [(START_MS + 10 * k, b"zero %d" % k) for k in range(5)],
+    2: [(START_MS + 10 * k + 1, b"two %d" % k) for k in range(3)],
+}
+
+
+def filled(stream: Stream) -> Stream:
+    for partition, messages in MESSAGES.items():
+        stream.add(partition, messages)
+    return stream
+
+
+def test_a_partition_is_read_in_its_order_up_to_its_end(stream: Stream) -> None:
+    source = opened(filled(stream))
+    names = source.partitions()
+    source.seek(dict.fromkeys(names, ""))
+
+    found = read(source, 8)
+    wait_until(lambda: bool(source.poll(names, 0.2)) or source.at_end >= set(names))
+
+    assert len(names) == 4
+    for partition, messages in MESSAGES.items():
+        name = next(each for each in names if owner_of(each, 4) == partition)
+        assert values(stream, found, name) == [value for _, value in messages]
+        own = [each.time_ms for each in found if each.partition == name]
+        assert own == [at for at, _ in messages]
+    assert sum(source.lag().values()) == 0
+    source.close()
+
+
+def test_reading_goes_on_behind_a_place(stream: Stream) -> None:
+    filled(stream)
+    first = opened(stream)
+    names = first.partitions()
+    first.seek(dict.fromkeys(names, ""))
+    messages = [each for each in read(first, 8) if each.partition == names[0]]
+    first.close()
+
+    for place, expected in (
+        (messages[1].offset, MESSAGES[0][2:]),
+        (f"{messages[1].offset} +3", MESSAGES[0][1:]),
+    ):
+        source = opened(stream)
+        source.seek({names[0]: place})
+        found = read(source, len(expected), names[:1])
+        assert [stream.value_of(each) for each in found] == [value for _, value in expected]
+        source.close()
+
+
+def test_messages_that_come_later_are_read(stream: Stream) -> None:
+    source = opened(filled(stream))
+    names = source.partitions()
+    source.seek(dict.fromkeys(names, ""))
+    read(source, 8)
+
+    stream.add(3, [(START_MS + 99, b"new")])
+
+    assert [stream.value_of(each) for each in read(source, 1)] == [b"new"]
+    source.close()
+
+
+def test_a_run_starts_at_a_time_or_at_the_end(stream: Stream) -> None:
+    filled(stream)
+    for options, expected in (
+        ("start=2023-11-14T22:13:20.020", [b"zero 2", b"zero 3", b"zero 4"]),
+        ("start=latest", []),
+        ("start=earliest", [value for _, value in MESSAGES[0]]),
+    ):
+        if "kafka" in stream.url and "T" in options:
+            continue  # mock brokers know no times; see below
+        source = opened(stream, options)
+        name = source.partitions()[0]
+        source.seek({name: source.start_of(name)})
+        stream_values = []
+        for _ in range(3):
+            stream_values += [stream.value_of(each) for each in source.poll([name], 0.3)]
+        assert stream_values == expected, options
+        source.close()
+
+
+def test_kafka_is_asked_for_the_offset_of_a_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka import TopicPartition
+
+    broker.produce("times", {0: MESSAGES[0]})
+    source: Any = open_source(
+        stream_url(f"kafka://{broker.address}/times?start=2023-11-14T22:13:20.020")
+    )
+    asked = []
+
+    class Timed:
+        def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> Any:
+            asked.extend((each.topic, each.partition, each.offset) for each in places)
+            return [TopicPartition("times", 0, 2)]
+
+    monkeypatch.setattr(source, "_consumer", Timed())
+
+    assert source.start_of("times/0") == "1"
+    assert asked == [("times", 0, START_MS + 20)]
+
+
+def test_the_last_message_is_known_and_offsets_compare(stream: Stream) -> None:
+    source = opened(filled(stream))
+    names = source.partitions()
+    source.seek(dict.fromkeys(names, ""))
+    messages = [each for each in read(source, 8) if each.partition == names[0]]
+
+    assert source.last_of(names[0]) == messages[-1].offset
+    assert source.last_of(names[1]) == ""
+    assert source.is_behind(messages[2].offset, messages[1].offset)
+    assert source.is_behind(messages[1].offset, messages[1].offset)
+    assert not source.is_behind(messages[0].offset, messages[1].offset)
+    assert not source.is_behind("", messages[0].offset)
+    assert source.is_behind("", "")
+    source.close()
+
+
+def test_only_wanted_partitions_are_polled(stream: Stream) -> None:
+    source = opened(filled(stream))
+    names = source.partitions()
+    source.seek(dict.fromkeys(names, ""))
+
+    first = []
+    for _ in range(3):
+        first += source.poll([names[2]], 0.3)
+    second = read(source, 5)
+
+    assert {each.partition for each in first} == {names[2]}
+    assert {each.partition for each in second} == {names[0]}
+    assert len(second) == 5
+    source.close()
+
+
+def test_offsets_that_are_gone_are_named(port: int, broker: Broker) -> None:
+    client = redis.Redis(port=port)
+    for number in range(5):
+        client.xadd("trimmed", {"value": b"x"}, id=f"{number + 1}-0")
+    client.xtrim("trimmed", maxlen=1, approximate=False)
+    broker.produce("short", {0: [(1, b"x")]})
+
+    source = open_source(stream_url(f"redis://127.0.0.1:{port}/trimmed"))
+    with pytest.raises(
+        DataError, match="'trimmed' is 5-0, but the run goes on after 2-0"
+    ):
+        source.seek({"trimmed": "2-0"})
+    source.close()
+    source = open_source(stream_url(f"kafka://{broker.address}/short"))
+    with pytest.raises(DataError, match="has offsets 0 to 0, but the run goes on at 8"):
+        source.seek({"short/0": "7"})
+    source.close()
+
+
+def test_redis_messages_without_the_field_are_all_fields_as_json(port: int) -> None:
+    client = redis.Redis(port=port)
+    client.xadd("fields", {"click": 1, "user": "é"}, id="5-1")
+    source = open_source(stream_url(f"redis://127.0.0.1:{port}/fields"))
+    source.seek({"fields": ""})
+
+    (message,) = source.poll(["fields"], 1.0)
+
+    assert message == Message("fields", "5-1", 5, b'{"click": "1", "user": "\\u00e9"}')
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("amqp://host/queue", "is not a stream: expected one of kafka://"),
+        ("kafka://host:9092/", "names no stream"),
+        ("kafka://host:9092/clicks?start=yesterday", "start is 'yesterday', expected earliest"),
+        ("kafka://host:9092/clicks?start=2026-13-05", "start is '2026-13-05', expected earliest"),
+        ("folder:///tmp?color=red", "has the unknown option 'color'"),
+        ("kafka://127.0.0.1:1/clicks?no.such=1", 'No such configuration property: "no.such"'),
+        ("redis://127.0.0.1:1/clicks?no_such=1", "no_such"),
+    ],
+)
+def test_wrong_urls_are_refused(url: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
+        open_source(stream_url(url))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no folder"):
+        FolderSource(stream_url(f"folder://{tmp_path}/none"))
+
+
+def test_unfinished_files_are_not_read(tmp_path: Path) -> None:
+    for name in (".hidden", "_SUCCESS", "part.tmp", "part-1.jsonl"):
+        (tmp_path / name).write_text("x")
+    source = FolderSource(stream_url(f"folder://{tmp_path}?partitions=1"))
+    source.seek({"0": ""})
+
+    assert [each.offset for each in source.poll(["0"], 0.0)] == ["part-1.jsonl"]

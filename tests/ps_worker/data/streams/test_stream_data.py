@@ -1,0 +1,297 @@
+"""Batches of a stream: each row once, wherever reading stops and goes on."""
+
+import json
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.store import WorkerProgress
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.streams import stream_data
+from ctr_ps.ps_worker.data.streams.decoding import Lost, MessageDecoder
+from ctr_ps.ps_worker.data.streams.source import stream_url
+from ctr_ps.ps_worker.data.streams.stream_data import (
+    Reading,
+    StreamData,
+    StreamPosition,
+    dealt_again,
+)
+from tests.support.streams import MemorySource, Messages, clicks
+
+SCHEMA = Schema(slots=("user", "item"), dense=(), label="click")
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `data` opens: set "messages", and "seed" for the pieces that they come in."""
+    found: dict[str, Any] = {"seed": 0}
+    monkeypatch.setattr(
+        stream_data,
+        "open_source",
+        lambda _: MemorySource(found["messages"], Random(found["seed"])),
+    )
+    return found
+
+
+def data(
+    places: Mapping[str, str] | None = None,
+    *,
+    worker: int = 0,
+    num_workers: int = 1,
+    batch_size: int = 8,
+    decoder: MessageDecoder | None = None,
+    is_lockstep: bool = False,
+    **settings: Any,
+) -> StreamData:
+    url = stream_url("kafka://broker:9092/clicks?end=latest")
+    reading = Reading(
+        url=url,
+        schema=SCHEMA,
+        batch_size=batch_size,
+        worker=worker,
+        num_workers=num_workers,
+        is_lockstep=is_lockstep,
+    )
+    decoder = decoder or MessageDecoder("clicks", SCHEMA, "json", BadRows())
+    return StreamData(reading, decoder, places=places or {}, **settings)
+
+
+def items(batch: Batch) -> list[int]:
+    """The keys of slot "item", of which each row has its own."""
+    return batch.keys[1::2].tolist()
+
+
+def rows_of(messages: Messages) -> list[int]:
+    """The keys of all rows in the order of the times of their messages."""
+    ordered = sorted(
+        (at, name, offset, value)
+        for name, each in messages.items()
+        for offset, (at, value) in enumerate(each)
+    )
+    texts = [line for *_, value in ordered for line in value.splitlines()]
+    return [int(key_of(2, json.loads(text)["item"])) for text in texts]
+
+
+def three_partitions() -> Messages:
+    return {f"clicks/{k}": clicks(20, seed=k, start_ms=k) for k in range(3)}
+
+
+def test_batches_have_the_rows_of_all_partitions_in_the_order_of_time(stream: Any) -> None:
+    stream["messages"] = three_partitions()
+
+    batches = [batch for batch, _ in data().batches(1)]
+
+    assert [key for batch in batches for key in items(batch)] == rows_of(stream["messages"])
+    assert {batch.size for batch in batches[:-1]} == {8}
+
+
+@settings(max_examples=30, deadline=None)
+@given(stops=st.lists(st.integers(1, 9), max_size=8), seed=st.integers(0, 2**32))
+def test_reading_goes_on_behind_the_last_row_from_any_position(stops: list[int], seed: int) -> None:
+    messages = three_partitions()
+    random = Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_data, "open_source", lambda _: MemorySource(messages, random))
+        found: list[int] = []
+        places: dict[str, str] = {}
+        for stop in [*stops, None]:
+            for number, (batch, position) in enumerate(data(places).batches(1)):
+                if number == stop:
+                    break
+                found += items(batch)
+                places |= position.partitions
+
+    assert found == rows_of(messages)
+
+
+def test_a_position_inside_a_message_has_the_row_in_it(stream: Any) -> None:
+    stream["messages"] = {
+        "clicks/0": [*clicks(1, rows=1), (5, b"\n".join(_line(k) for k in range(5)))]
+    }
+
+    batches = data(batch_size=3).batches(1)
+
+    assert next(batches)[1].partitions == {"clicks/0": "1 +2"}
+    assert next(batches)[1].partitions == {"clicks/0": "1"}
+
+
+def _line(number: int) -> bytes:
+    return json.dumps({"click": 0, "user": "u", "item": f"{number}"}).encode()
+
+
+@pytest.mark.parametrize("before_ms", [50, 100])
+def test_a_pass_ends_before_a_time_and_the_next_begins_there(stream: Any, before_ms: int) -> None:
+    stream["messages"] = three_partitions()
+    reader = data()
+
+    first = [batch for batch, _ in reader.batches(1, before_ms=before_ms)]
+    next_ms = reader.next_ms()
+    rest = [batch for batch, _ in reader.batches(2)]
+
+    earlier = {
+        name: [each for each in of_name if each[0] < before_ms]
+        for name, of_name in stream["messages"].items()
+    }
+    assert [key for batch in first for key in items(batch)] == rows_of(earlier)
+    assert next_ms == before_ms
+    assert [key for batch in first + rest for key in items(batch)] == rows_of(stream["messages"])
+    assert reader.next_ms() == float("inf")
+
+
+def test_a_pass_of_a_number_of_rows_has_as_many(stream: Any) -> None:
+    stream["messages"] = three_partitions()
+    reader = data()
+
+    sizes = [
+        sum(batch.size for batch, _ in reader.batches(number, max_rows=50, rows=10 * (number == 1)))
+        for number in range(1, 4)
+    ]
+
+    whole = len(rows_of(stream["messages"]))
+    assert sizes == [40, 50, whole - 90]
+
+
+def test_partitions_of_all_workers_are_those_of_the_stream(stream: Any) -> None:
+    stream["messages"] = {f"clicks/{k}": clicks(5, seed=k) for k in range(7)}
+
+    own = [data(worker=worker, num_workers=3).partitions for worker in range(3)]
+
+    assert own[1] == ["clicks/1", "clicks/4"]
+    assert sorted(each for of_worker in own for each in of_worker) == sorted(stream["messages"])
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_batches_that_a_lost_process_sent_are_of_the_very_rows(stream: Any, sent: int) -> None:
+    """Even where messages have come since, which would be before them."""
+    stream["messages"] = three_partitions()
+    late = stream["messages"].pop("clicks/0")
+    stream["messages"]["clicks/0"] = []
+    lost = data(batch_size=10).batches(1)
+    first_batch, first = next(lost)
+    further = [next(lost) for _ in range(sent)]
+    places, sent_places = dict(first.partitions), dict[str, str]()
+    for _, position in further:
+        sent_places |= position.partitions
+    stream["messages"]["clicks/0"] = late
+
+    again = data(places, batch_size=10, sent=sent, sent_places=sent_places).batches(1)
+    found = [next(again) for _ in range(sent)]
+
+    assert [items(batch) for batch, _ in found] == [items(batch) for batch, _ in further]
+    told = dict[str, str]()
+    for _, position in found:
+        told |= position.partitions
+    assert told.items() >= sent_places.items()
+    rest = [key for batch, _ in again for key in items(batch)]
+    whole = items(first_batch) + [key for batch, _ in found for key in items(batch)] + rest
+    assert sorted(whole) == sorted(rows_of(stream["messages"]))
+
+
+def test_an_empty_batch_that_was_sent_is_empty_again(stream: Any) -> None:
+    stream["messages"] = three_partitions()
+
+    batch, position = next(data(sent=1, sent_places={}).batches(1))
+
+    assert batch.size == 0
+    assert batch.labels is not None
+    assert batch.labels.size == 0
+    assert position.rows == 0
+
+
+def test_bad_rows_are_counted_and_kept_and_no_place_is_lost(stream: Any) -> None:
+    good = _line(1)
+    stream["messages"] = {
+        "clicks/0": [(1, good + b"\nnot JSON\n" + good), (2, b"\xff{"), (3, good), (4, b"")]
+    }
+    lost: list[Lost] = []
+    bad_rows = BadRows(10)
+    decoder = MessageDecoder("clicks", SCHEMA, "json", bad_rows, on_lost=lost.append)
+
+    (batch, position), *rest = data(decoder=decoder).batches(1)
+
+    assert batch.size == 3
+    assert not rest
+    assert position.partitions == {"clicks/0": "3"}
+    assert [(each.message.offset, each.line, each.value) for each in lost] == [
+        ("0", 1, b"not JSON"),
+        ("1", 0, b"\xff{"),
+    ]
+    assert bad_rows.total == 2
+    assert "partition clicks/0, offset 0, row 2" in bad_rows.first
+
+
+def test_rows_without_a_click_are_sampled_alike_wherever_a_batch_begins(stream: Any) -> None:
+    stream["messages"] = three_partitions()
+    negatives = NegativeSampling(0.5, seed=3)
+
+    def read(size: int) -> Iterator[tuple[int, float]]:
+        decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows(), negatives=negatives)
+        for batch, _ in data(decoder=decoder, batch_size=size).batches(1):
+            assert batch.labels is not None
+            yield from zip(items(batch), batch.labels.tolist(), strict=True)
+
+    kept = list(read(8))
+    stream["seed"] = 5
+
+    assert list(read(3)) == kept
+    all_rows = rows_of(stream["messages"])
+    assert set(all_rows) > {key for key, _ in kept}
+    values = [value for each in stream["messages"].values() for _, value in each]
+    clicked = [json.loads(line)["click"] for value in values for line in value.splitlines()]
+    assert sum(label for _, label in kept) == sum(clicked)
+
+
+def test_places_of_any_number_of_workers_are_dealt_to_another() -> None:
+    position = StreamPosition(epoch=4, rows=70, before_ms=9.0)
+    progress = {
+        worker: WorkerProgress(
+            incarnation=1,
+            sequence=5,
+            step=10 + worker,
+            position=position.to_json(),
+            partitions={f"clicks/{k}": f"{k}0" for k in range(worker, 10, 3)},
+        )
+        for worker in range(3)
+    }
+
+    dealt = dealt_again(progress, 2)
+
+    assert {worker: each.step for worker, each in dealt.items()} == {0: 10, 1: 11}
+    assert dealt[0].partitions == {f"clicks/{k}": f"{k}0" for k in range(0, 10, 2)}
+    assert dealt[1].partitions == {f"clicks/{k}": f"{k}0" for k in range(1, 10, 2)}
+    assert json.loads(dealt[0].position) == {"epoch": 4, "rows": 0, "before_ms": 9.0}
+
+
+def test_json_csv_and_arrow_are_formats_of_messages(stream: Any) -> None:
+    rows = {"click": [1, 0], "user": ["a", "b"], "item": ["x", "y"]}
+    table = pa.table(rows)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    values = {
+        "json": b'{"click": 1, "user": "a", "item": "x"}\n{"click": 0, "user": "b", "item": "y"}',
+        "csv": b"1,a,x\n0,b,y\n",
+        "arrow": sink.getvalue().to_pybytes(),
+    }
+
+    for format, value in values.items():
+        stream["messages"] = {"clicks/0": [(1, value), (2, value)]}
+        decoder = MessageDecoder(
+            "clicks", SCHEMA, format, BadRows(), columns=["click", "user", "item"]
+        )
+        (batch, position), *_ = data(decoder=decoder, batch_size=3).batches(1)
+        assert batch.labels is not None
+        assert batch.labels.tolist() == [1, 0, 1], format
+        expected = [key_of(1, "a"), key_of(2, "x"), key_of(1, "b"), key_of(2, "y")]
+        np.testing.assert_array_equal(batch.keys[:4], np.array(expected, np.uint64))
+        assert position.partitions == {"clicks/0": "1 +1"}
