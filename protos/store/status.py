@@ -204,6 +204,8 @@ class StoreStatus:
     duplicates: int = 0
     # workers whose leases ran out, and whose places no other processes have taken
     lost: frozenset[int] = frozenset()
+    # workers for whose part of a synchronous step others wait
+    awaited: frozenset[int] = frozenset()
     # of all workers, that are applied, those of the runs that this one resumes included: the step
     # of schedules of learning rates
     batches: int = 0
@@ -308,6 +310,7 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         last_save=merge_saves([part.last_save for part in parts]),
         duplicates=sum(part.duplicates for part in parts),
         lost=frozenset.union(*(part.lost for part in parts)),
+        awaited=frozenset.union(*(part.awaited for part in parts)),
         batches=min(part.batches for part in parts),
         silent_s={
             worker: min(part.silent_s[worker] for part in parts)

@@ -451,7 +451,7 @@ class SaveStatus(_message.Message):
     def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ..., number: _Optional[int] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost", "batches", "silent_s", "lease_s")
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost", "batches", "silent_s", "lease_s", "awaited")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -492,6 +492,7 @@ class StoreStatus(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.MessageMap[str, TableStatus]
     examples: _containers.ScalarMap[int, int]
@@ -504,7 +505,8 @@ class StoreStatus(_message.Message):
     batches: int
     silent_s: _containers.ScalarMap[int, float]
     lease_s: float
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    awaited: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers", "stream")

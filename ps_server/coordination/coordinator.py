@@ -390,6 +390,7 @@ class Coordinator:
                 examples=dict(self.pushes.examples),
                 left=frozenset(self._members.left),
                 lost=frozenset(self._members.lost),
+                awaited=frozenset(self._steps.missing()),
                 staleness=self.pushes.staleness,
                 progress=self.pushes.progress(),
                 last_save=last_save,

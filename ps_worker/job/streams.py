@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,6 @@ class TrainingStream:
             batch_size=job.train.batch_size,
             worker=worker,
             num_workers=num_workers,
-            is_lockstep=job.strategy.is_sync and num_workers > 1,
         )
         self._bad_rows = BadRows(job.data.bad_row_limit)
         self._decoder(self._bad_rows)
@@ -77,16 +76,23 @@ class TrainingStream:
         """Malformed rows so far."""
         return self._bad_rows.total
 
-    def open(self, progress: WorkerProgress | None) -> StreamData:
-        """Opens the stream where this worker was in it; None: at its start. Raises DataError."""
+    def open(
+        self, progress: WorkerProgress | None, on_idle: Callable[[], bool] = lambda: False
+    ) -> StreamData:
+        """Opens the stream where this worker was in it; None: at its start. Raises DataError.
+
+        `on_idle` is as for `StreamData`.
+        """
         places = {} if progress is None else progress.partitions
-        is_sent = progress is not None and self._reading.is_lockstep
+        # In other modes batches that some servers have are trained again, as those of files.
+        is_sent = progress is not None and self._job.strategy.is_sync
         return StreamData(
             self._reading,
             self._decoder(self._bad_rows),
             places=places,
             sent=progress.sent if progress is not None and is_sent else 0,
             sent_places=progress.sent_partitions if progress is not None else {},
+            on_idle=on_idle,
         )
 
     def head(self) -> Iterator[Batch]:

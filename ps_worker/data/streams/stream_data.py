@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -72,8 +72,6 @@ class Reading:
     batch_size: int
     worker: int
     num_workers: int
-    # whether all workers take every step, so that one without rows has to send empty batches
-    is_lockstep: bool = False
 
 
 class StreamData:
@@ -88,11 +86,14 @@ class StreamData:
         # batches that some servers have beyond `places`, and the places after them
         sent: int = 0,
         sent_places: Mapping[str, str] | None = None,
+        # called now and then while no message comes; whether an empty batch is to be yielded
+        on_idle: Callable[[], bool] = lambda: False,
         stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
     ) -> None:
         """Opens the stream; raises DataError if it cannot be read."""
         self._reading = reading
         self._decoder = decoder
+        self._on_idle = on_idle
         self._stall_limit_s = stall_limit_s
         self._source = open_source(reading.url)
         self._looked_s = time.monotonic()
@@ -162,7 +163,7 @@ class StreamData:
             if not left and not self._read(before_ms):
                 if self._is_at_end(before_ms):
                     break
-                if held or self._reading.is_lockstep:
+                if held or self._on_idle():
                     yield yielded(held)
                     held, size = [], 0
                 continue

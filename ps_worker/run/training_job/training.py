@@ -99,7 +99,12 @@ class Training:
             first = max(first, last + 1)
         if self.stream is not None and has_stream:
             start = position_of(run.earlier_progress)
-            with closing(self.stream.open(run.earlier_progress)) as stream:
+
+            def is_awaited() -> bool:
+                # With the batch that follows, training sees that it is told to end.
+                return self.is_told_to_end() or run.worker in run.store.status().awaited
+
+            with closing(self.stream.open(run.earlier_progress, is_awaited)) as stream:
                 yield from Windows(stream, run, self.stream.length, start).windows(first)
 
     def _resume(self, earlier: EarlierRun | None) -> int:

@@ -256,9 +256,7 @@ def test_offsets_that_are_gone_are_named(port: int, broker: Broker) -> None:
     broker.produce("short", {0: [(1, b"x")]})
 
     source = open_source(stream_url(f"redis://127.0.0.1:{port}/trimmed"))
-    with pytest.raises(
-        DataError, match="'trimmed' is 5-0, but the run goes on after 2-0"
-    ):
+    with pytest.raises(DataError, match="'trimmed' is 5-0, but the run goes on after 2-0"):
         source.seek({"trimmed": "2-0"})
     source.close()
     source = open_source(stream_url(f"kafka://{broker.address}/short"))

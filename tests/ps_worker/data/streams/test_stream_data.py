@@ -50,7 +50,6 @@ def data(
     num_workers: int = 1,
     batch_size: int = 8,
     decoder: MessageDecoder | None = None,
-    is_lockstep: bool = False,
     **settings: Any,
 ) -> StreamData:
     url = stream_url("kafka://broker:9092/clicks?end=latest")
@@ -60,7 +59,6 @@ def data(
         batch_size=batch_size,
         worker=worker,
         num_workers=num_workers,
-        is_lockstep=is_lockstep,
     )
     decoder = decoder or MessageDecoder("clicks", SCHEMA, "json", BadRows())
     return StreamData(reading, decoder, places=places or {}, **settings)
