@@ -163,6 +163,10 @@ class DataSection(Section):
             )
         if self.values != "keys" and not is_multislot:
             faults["values"] = _OF_MULTISLOT
+        if self.stream and self.pipe_command:
+            faults["pipe_command"] = "but data.stream has messages, which no command reads"
+        if not self.stream and self.non_default("pass_every"):
+            faults["pass_every"] = "but passes over files are epochs: set data.stream"
         self.refuse_without_use(faults)
         return self
 

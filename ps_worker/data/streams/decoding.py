@@ -73,6 +73,11 @@ class Rows:
             places[message.partition] = place_of(message.offset, int(self.line_of[stop - 1]) + 1)
         return found, places
 
+    @property
+    def time_ms(self) -> int:
+        """The time of the last row that was taken."""
+        return self.messages[int(self.message_of[self.taken - 1])].time_ms
+
     def rest(self) -> Places:
         """Returns the places behind all messages, once no row is left."""
         return self._places_to(len(self.messages))

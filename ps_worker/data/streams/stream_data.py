@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -46,12 +46,15 @@ class StreamPosition:
     epoch: int  # number of the pass, from 1
     rows: int = 0  # of this worker in the pass
     before_ms: float | None = None  # end of the pass, in ms since 1970; None: that of the stream
+    time_ms: int = 0  # of the newest row, in ms since 1970
     # places in the partitions that were read since the position before; not in the JSON
     partitions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the position as JSON, without its places."""
-        return json.dumps({"epoch": self.epoch, "rows": self.rows, "before_ms": self.before_ms})
+        values = asdict(self)
+        del values["partitions"]
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str, partitions: Mapping[str, str]) -> Self:
@@ -108,6 +111,7 @@ class StreamData:
         self._merger: Merger | None = None
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
+        self._time_ms = 0
 
     def _own_partitions(self) -> list[str]:
         reading, found = self._reading, self._source.partitions()
@@ -151,7 +155,9 @@ class StreamData:
             told, self._untold = self._untold, {}
             batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
             end = before_ms if before_ms < FOREVER else None
-            return batch, StreamPosition(epoch=epoch, rows=rows, before_ms=end, partitions=told)
+            return batch, StreamPosition(
+                epoch=epoch, rows=rows, before_ms=end, time_ms=self._time_ms, partitions=told
+            )
 
         if self._sent:
             yield from map(yielded, self._sent_batches())
@@ -172,6 +178,7 @@ class StreamData:
             part, places = self._rows.take(int(min(batch_size - size, most - rows - size)))
             held.append(part)
             size += part.size
+            self._time_ms = max(self._time_ms, self._rows.time_ms)
             self._note(places)
             if not self._rows.left:
                 self._note(self._rows.rest())
@@ -257,6 +264,7 @@ class StreamData:
             if found is not None and found.left:
                 taken, places = found.take(self._reading.batch_size)
                 part = [taken]
+                self._time_ms = max(self._time_ms, found.time_ms)
             self._note(self._sent_places if number == sent - 1 else places)
             self._sent -= 1
             yield part

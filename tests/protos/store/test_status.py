@@ -1,6 +1,8 @@
 """Statuses of several servers, merged, and histograms of staleness against the list of what was counted."""
 
+from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,3 +222,36 @@ def test_bucket_is_named_by_its_range(value: int, name: str) -> None:
         "largest": value,
         "counts": {name: 3},
     }
+
+
+def in_stream(step: int, partitions: dict[str, str], **sent: Any) -> WorkerProgress:
+    return WorkerProgress(
+        incarnation=3, sequence=step, step=step, position=f"p{step}", partitions=partitions, **sent
+    )
+
+
+def test_what_a_server_has_beyond_the_others_of_a_stream_is_known() -> None:
+    least = in_stream(4, {"a": "4", "b": "9"})
+    for most in (
+        in_stream(5, {"a": "6", "b": "9"}),  # it applied the step
+        in_stream(4, {"a": "4", "b": "9"}, sent=1, sent_partitions={"a": "6"}),  # its part waits
+    ):
+        for parts in ([least, most], [most, least]):
+            merged = merge_progress([{0: each} for each in parts])
+
+            assert merged == {0: replace(least, sent=1, sent_partitions={"a": "6"})}
+
+
+def test_a_first_part_that_only_one_server_has_is_known() -> None:
+    sent = in_stream(0, {}, sent=1, sent_partitions={"a": "6"})
+
+    (merged,) = merge_progress([{0: sent}, {}]).values()
+
+    assert (merged.step, merged.sent, merged.partitions) == (0, 1, {})
+    assert merged.sent_partitions == {"a": "6"}
+
+
+def test_progress_in_files_says_nothing_of_parts() -> None:
+    parts = [in_stream(4, {}), in_stream(6, {})]
+
+    assert merge_progress([{0: each} for each in parts]) == {0: parts[0]}

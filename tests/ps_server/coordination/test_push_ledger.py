@@ -1,5 +1,7 @@
 """Progress of workers: what is whole, whatever the order in which pushes are applied."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,12 @@ from hypothesis import strategies as st
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import PushId, WorkerProgress
-from ctr_ps.ps_server.coordination.push_ledger import MAX_AHEAD, PushLedger, PushState
+from ctr_ps.ps_server.coordination.push_ledger import (
+    MAX_AHEAD,
+    PushLedger,
+    PushState,
+    require_plausible,
+)
 
 WORKERS = Members(4)
 
@@ -114,3 +121,67 @@ def test_ledger_is_restored() -> None:
     apply(after, push_id(2))
     apply(after, push_id(3))
     assert steps(after) == {0: 5}, "push 4 was not forgotten"
+
+
+def places(ledger: PushLedger, worker: int = 0) -> dict[str, str]:
+    return dict(ledger.progress()[worker].partitions)
+
+
+@given(order=st.permutations(range(5)))
+def test_places_in_partitions_are_those_of_the_pushes_before_the_first_gap(
+    order: list[int],
+) -> None:
+    ledger = PushLedger(WORKERS)
+    applied: set[int] = set()
+    told = [{"a": "1", "b": ""}, {"a": "2"}, {}, {"b": "7 +1", "c": ""}, {"a": "3", "b": "7"}]
+
+    for sequence in order:
+        apply(ledger, replace(push_id(sequence), partitions=told[sequence]))
+        applied.add(sequence)
+
+        whole = next(number for number in range(6) if number not in applied)
+        expected = {name: at for each in told[:whole] for name, at in each.items()}
+        assert not whole or places(ledger) == expected
+
+
+def test_the_first_push_of_a_process_has_the_places_of_all_partitions() -> None:
+    """One that goes on elsewhere than a server is, as another server had less, is believed."""
+    ledger = PushLedger(WORKERS)
+    apply(ledger, replace(push_id(0), partitions={"a": "5", "b": "9"}))
+
+    apply(ledger, replace(push_id(0, incarnation=2), partitions={"a": "4", "c": ""}))
+
+    assert places(ledger) == {"a": "4", "c": ""}
+
+
+def test_a_resumed_run_has_the_places_of_its_checkpoint_until_it_pushes() -> None:
+    ledger = PushLedger(WORKERS)
+    earlier = WorkerProgress(
+        incarnation=1,
+        sequence=4,
+        step=5,
+        position="x",
+        partitions={"a": "5"},
+        sent=1,
+        sent_partitions={"a": "6"},
+    )
+
+    ledger.restore({0: earlier})
+    before = ledger.progress()[0]
+    apply(ledger, replace(push_id(0, incarnation=2, first_step=5), partitions={"a": "5"}))
+    apply(ledger, replace(push_id(1, incarnation=2, first_step=5), partitions={"b": "1"}))
+
+    assert before == replace(earlier, sent=0, sent_partitions={})
+    assert places(ledger) == {"a": "5", "b": "1"}
+
+
+@pytest.mark.parametrize(
+    ("partitions", "fault"),
+    [
+        ({f"p/{k}": "0" for k in range(10_001)}, "reports 10001 partitions, expected up to 10000"),
+        ({"p": "x" * 257}, "a partition of more than 256 characters"),
+    ],
+)
+def test_implausible_partitions_are_refused(partitions: dict[str, str], fault: str) -> None:
+    with pytest.raises(ProtocolError, match=fault):
+        require_plausible("worker 0", replace(push_id(0), partitions=partitions))
