@@ -72,6 +72,11 @@ class TrainingStream:
         self._decoder(self._bad_rows)
 
     @property
+    def name(self) -> str:
+        """The URL without options."""
+        return str(self._reading.url)
+
+    @property
     def bad_rows(self) -> int:
         """Malformed rows so far."""
         return self._bad_rows.total

@@ -112,6 +112,8 @@ class StreamData:
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
         self._time_ms = 0
+        # Training reads a batch before it ends the one before: an empty one sets it free.
+        self._is_last_untrained = False
 
     def _own_partitions(self) -> list[str]:
         reading, found = self._reading, self._source.partitions()
@@ -154,6 +156,7 @@ class StreamData:
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
             batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
+            self._is_last_untrained = batch.size > 0
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
                 epoch=epoch, rows=rows, before_ms=end, time_ms=self._time_ms, partitions=told
@@ -169,7 +172,7 @@ class StreamData:
             if not left and not self._read(before_ms):
                 if self._is_at_end(before_ms):
                     break
-                if held or self._on_idle():
+                if held or self._is_last_untrained or self._on_idle():
                     yield yielded(held)
                     held, size = [], 0
                 continue

@@ -124,7 +124,8 @@ def train_job(
         head = data.head if stream is None or plan.train_files else stream.head
         is_shared = data.is_shuffled_globally or stream is not None
         without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]
-        _log_parts(parts, run.worker, without_rows)
+        if stream is None or plan.train_files:
+            _log_parts(parts, run.worker, without_rows)
         folder = None
         if run.is_first and job.run.dir:
             folder = RunFolder(job, is_continued=job.checkpoint.resume or run.is_replacement)

@@ -62,7 +62,8 @@ class Training:
             SystemExit: With the exit code of SIGTERM, if this worker was told to end.
             CtrPsError: If anything goes wrong; says what.
         """
-        run, last, metrics = self.run, self.plan.job.train.epochs, self.metrics
+        run, metrics = self.run, self.metrics
+        last = self.plan.job.train.epochs if self.plan.train_files else 0
         done = self._resume(earlier)
         metrics.epoch = epochs_ended(run, done)
         metrics.write(
@@ -105,6 +106,8 @@ class Training:
                 return self.is_told_to_end() or run.worker in run.store.status().awaited
 
             with closing(self.stream.open(run.earlier_progress, is_awaited)) as stream:
+                named = ", ".join(stream.partitions) or "no partition"
+                logger.info("worker %d reads %s of %s", run.worker, named, self.stream.name)
                 yield from Windows(stream, run, self.stream.length, start).windows(first)
 
     def _resume(self, earlier: EarlierRun | None) -> int:

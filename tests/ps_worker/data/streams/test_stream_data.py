@@ -294,3 +294,52 @@ def test_json_csv_and_arrow_are_formats_of_messages(stream: Any) -> None:
         expected = [key_of(1, "a"), key_of(2, "x"), key_of(1, "b"), key_of(2, "y")]
         np.testing.assert_array_equal(batch.keys[:4], np.array(expected, np.uint64))
         assert position.partitions == {"clicks/0": "1 +1"}
+
+
+def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then an empty batch, with which training ends the last one, and more only if it is asked to."""
+    source = MemorySource({"clicks/0": clicks(5, rows=2), "clicks/1": []})
+    monkeypatch.setattr(stream_data, "open_source", lambda _: source)
+    number = len(rows_of(source.messages))
+    idle: list[bool] = [True, False, True]  # from the last on
+    reading = Reading(
+        url=stream_url("kafka://broker:9092/clicks"),
+        schema=SCHEMA,
+        batch_size=number - 1,
+        worker=0,
+        num_workers=1,
+    )
+    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
+    batches = StreamData(reading, decoder, places={}, on_idle=idle.pop).batches(1)
+
+    sizes = [next(batches)[0].size for _ in range(4)]
+    source.messages["clicks/1"] += clicks(1, seed=1, rows=1, start_ms=0)
+    found, position = next(batches)
+
+    assert sizes == [number - 1, 1, 0, 0]
+    assert found.size in (0, 1)
+    assert position.partitions in ({}, {"clicks/1": "0"})
+
+
+def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_data, "LOOK_S", 0.0)
+    source = MemorySource({"clicks/0": clicks(2, rows=1)})
+    monkeypatch.setattr(stream_data, "open_source", lambda _: source)
+    reading = Reading(
+        url=stream_url("kafka://broker:9092/clicks?start=latest"),
+        schema=SCHEMA,
+        batch_size=1,
+        worker=0,
+        num_workers=1,
+    )
+    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
+    reader = StreamData(reading, decoder, places={"clicks/0": "0"})
+    batches = reader.batches(1)
+    next(batches)
+
+    source.messages["clicks/1"] = clicks(1, seed=1, rows=1)
+    found = next((batch, at) for batch, at in batches if batch.size)
+
+    assert items(found[0]) == rows_of({"clicks/1": source.messages["clicks/1"]})
+    assert found[1].partitions == {"clicks/1": "0"}
+    assert reader.partitions == ["clicks/0", "clicks/1"]
