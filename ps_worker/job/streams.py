@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +100,7 @@ class TrainingStream:
             on_idle=on_idle,
         )
 
-    def head(self) -> Iterator[Batch]:
+    def head(self) -> Generator[Batch, None, None]:
         """Yields the first rows of this worker's partitions, or as many as there are now. Raises DataError.
 
         As many as one block of a file has, so that a model starts alike from both.

@@ -1,12 +1,13 @@
 """`ps-worker train --dry-run`: one step of a job on its first rows, in this process; no file is changed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.resume import earlier_run, require_free_folder
 from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
@@ -16,13 +17,14 @@ from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.datasets import digest_of_files, evaluated, streamed
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, errors_of_model
+from ctr_ps.ps_worker.job.streams import TrainingStream
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import RunFolder
 
 
 def dry_run(plan: Plan) -> dict[str, Any]:
-    """Trains on the first batch of data.train, and predicts first rows of each list and format of files.
+    """Trains on the first batch of data.train or a stream, and predicts first rows of each list of files.
 
     Returns what it found, for people. A checkpoint to start from is loaded, however large. Raises what a run
     would, as far as one process can tell.
@@ -38,9 +40,13 @@ def dry_run(plan: Plan) -> dict[str, Any]:
     read = {}
     with errors_of_model(job), Run(ParameterStore(), alone) as run:
         data = streamed(job, schema, is_for_training=True)
-        batch = _first(data, plan.train_files)
-        _load(plan, run, data)
-        run.start(data.head())
+        if plan.train_files:
+            batch, head = _first(data, plan.train_files), data.head
+        else:
+            stream = TrainingStream(job, schema, worker=0, num_workers=1)
+            batch, head = _first_of_stream(stream), stream.head
+        _load(plan, run, head)
+        run.start(head())
         run.train([batch], thread_num=1)
         for name, paths in lists.items():
             formats = [format_of_all or format_of(path) for path in paths]
@@ -61,7 +67,14 @@ def dry_run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _load(plan: Plan, run: Run, data: QueueDataset) -> None:
+def _first_of_stream(stream: TrainingStream) -> Batch:
+    with closing(stream.head()) as batches:
+        if (batch := next(batches, None)) is None:
+            raise DataError(f"{stream.name} has no rows now")
+        return batch
+
+
+def _load(plan: Plan, run: Run, head: Callable[[], Iterable[Batch]]) -> None:
     """Loads what the run would start from."""
     job, files = plan.job, digest_of_files(plan.train_files)
     signature, workers = plan.signatures["data.train"], plan.role.num_workers
@@ -70,7 +83,7 @@ def _load(plan: Plan, run: Run, data: QueueDataset) -> None:
     if url:
         takes = {"takes_dense": not only or DENSE_BLOCK in only, "resumes": earlier is not None}
         require_schema(job, plan.model, plan.schema, url, **takes)
-        run.load(url, only=only, head=data.head())
+        run.load(url, only=only, head=head())
 
 
 def _predicted(plan: Plan, run: Run, name: str, path: str) -> dict[str, Any]:
