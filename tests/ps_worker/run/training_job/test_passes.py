@@ -81,7 +81,7 @@ def test_speed_is_that_of_all_workers_and_a_pass_without_examples_has_no_line(
 ) -> None:
     plan, of_all = plan_of(job_of(rows)), ClickMetrics()
     of_all.add(np.ones(120, np.float32), np.full(120, 0.5, np.float32))
-    each = Pass(name="epoch-1", number=1, batches=(_ for _ in ()), is_last=True)
+    each = Pass(name="epoch-1", number=1, batches=(_ for _ in ()), ends=lambda: True)
 
     with worker_run(ParameterStore(), plan.model, plan.job) as run, caplog.at_level(logging.INFO):
         found = [
