@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-USERS, ITEMS, KINDS = 1000, 200, 8
+USERS, ITEMS, KINDS = 200, 60, 4
 
 
 def probability(user: int, item: int, seconds: float) -> float:

@@ -65,6 +65,7 @@ class TrainingStream:
             url=url,
             schema=schema,
             batch_size=job.train.batch_size,
+            thread_num=job.train.thread_num,
             worker=worker,
             num_workers=num_workers,
         )

@@ -73,6 +73,7 @@ class Reading:
     url: StreamUrl
     schema: Schema
     batch_size: int
+    thread_num: int = 1  # threads that train its batches
     worker: int
     num_workers: int
 
@@ -112,8 +113,9 @@ class StreamData:
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
         self._time_ms = 0
-        # Training reads a batch before it ends the one before: an empty one sets it free.
-        self._is_last_untrained = False
+        # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
+        # one before.
+        self._owed = 0
 
     def _own_partitions(self) -> list[str]:
         reading, found = self._reading, self._source.partitions()
@@ -156,7 +158,7 @@ class StreamData:
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
             batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
-            self._is_last_untrained = batch.size > 0
+            self._owed = self._reading.thread_num if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
                 epoch=epoch, rows=rows, before_ms=end, time_ms=self._time_ms, partitions=told
@@ -172,7 +174,7 @@ class StreamData:
             if not left and not self._read(before_ms):
                 if self._is_at_end(before_ms):
                     break
-                if held or self._is_last_untrained or self._on_idle():
+                if held or self._owed > 0 or self._on_idle():
                     yield yielded(held)
                     held, size = [], 0
                 continue
