@@ -102,7 +102,8 @@ class StreamUrl:
     options: Mapping[str, str]  # all others
 
     def __str__(self) -> str:
-        return f"{self.kind}://{self.address}/{self.name.lstrip('/')}"
+        host = self.address.rpartition("@")[2]  # without a password
+        return f"{self.kind}://{host}/{self.name.lstrip('/')}"
 
     @property
     def start_ms(self) -> int | None:
@@ -116,7 +117,7 @@ class StreamUrl:
 
 
 def stream_url(text: str) -> StreamUrl:
-    """Returns what a URL says; "$NAME" in an option is an environment variable. Raises UsageError."""
+    """Returns what a URL says; "$NAME" in host or options is an environment variable. Raises UsageError."""
     parts = urlsplit(text)
     if parts.scheme not in _SOURCES:
         raise UsageError(
@@ -127,7 +128,7 @@ def stream_url(text: str) -> StreamUrl:
     found = StreamUrl(
         text=text,
         kind=parts.scheme,
-        address=parts.netloc,
+        address=os.path.expandvars(parts.netloc),
         name=path if parts.scheme == "folder" else path.lstrip("/"),
         start=options.pop("start", "earliest"),
         end=options.pop("end", ""),

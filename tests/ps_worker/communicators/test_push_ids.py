@@ -13,6 +13,7 @@ import pytest
 from ctr_ps.protos.store import Member, WorkerProgress
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ctr_ps.ps_worker.data.blocks import DataPosition
+from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
 from tests.support.stores import member
 from tests.support.training import together
 
@@ -103,3 +104,34 @@ def test_restarted_worker_counts_on() -> None:
     assert nothing == (20, "there")
     assert numbers == [21, 22]
     assert pushed(tracker, *numbers) == (22, DataPosition().to_json())
+
+
+def test_a_push_has_the_places_of_the_batches_that_it_makes_whole() -> None:
+    tracker = PushIds(Member(0, 1))
+    for number, places in enumerate([{"a": "1", "b": ""}, {"a": "2"}, {"b": "5 +1"}, {"a": "3"}]):
+        tracker.take(StreamPosition(epoch=1, rows=number, partitions=places))
+
+    def partitions(*whole: int) -> dict[str, str]:
+        push = tracker.next(examples=1, batches=len(whole), pulled=0, whole=whole)
+        return dict(push.partitions)
+
+    assert partitions(2) == {}
+    assert partitions(1) == {"a": "2", "b": ""}
+    assert partitions() == {}
+    assert partitions(3, 4) == {"b": "5 +1", "a": "3"}
+
+
+def test_the_first_push_of_a_resumed_worker_has_all_places() -> None:
+    tracker = PushIds(Member(0, 1))
+    tracker.resume(
+        WorkerProgress(
+            incarnation=7, sequence=3, step=4, position="x", partitions={"a": "1", "b": "2"}
+        )
+    )
+    tracker.take(StreamPosition(epoch=1, partitions={"b": "3"}))
+
+    first = tracker.next(examples=1, batches=0, pulled=0, whole=())
+    second = tracker.next(examples=1, batches=1, pulled=0, whole=(5,))
+
+    assert first.partitions == {"a": "1", "b": "2"}
+    assert second.partitions == {"b": "3"}

@@ -306,3 +306,32 @@ def test_unfinished_files_are_not_read(tmp_path: Path) -> None:
     source.seek({"0": ""})
 
     assert [each.offset for each in source.poll(["0"], 0.0)] == ["part-1.jsonl"]
+
+
+def test_passwords_come_from_the_environment_and_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET", "p4ss")
+
+    url = stream_url("redis://:$SECRET@host:6379/clicks?username=me&password=$SECRET&field=v")
+
+    assert url.address == ":p4ss@host:6379"
+    assert url.options == {"username": "me", "password": "p4ss", "field": "v"}
+    assert str(url) == "redis://host:6379/clicks"
+    assert "p4ss" not in url.text
+
+
+def test_a_broker_that_goes_away_is_waited_for(broker: Broker) -> None:
+    broker.produce("away", {0: MESSAGES[0]})
+    source = open_source(stream_url(f"kafka://{broker.address}/away?socket.timeout.ms=1000"))
+    source.seek({"away/0": "1"})
+    broker.pause()
+    try:
+        while_away = [each for _ in range(3) for each in source.poll(["away/0"], 0.5)]
+    finally:
+        broker.resume()
+
+    assert while_away == []
+    assert "away/0" not in source.at_end
+    assert [each.value for each in read(source, 3, ["away/0"])] == [b"zero 2", b"zero 3", b"zero 4"]
+    source.close()
