@@ -15,13 +15,12 @@ from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.record_batches import BLOCK_ROWS
 from ctr_ps.ps_worker.data.streams.dead_letters import DeadLetters
 from ctr_ps.ps_worker.data.streams.decoding import MessageDecoder
-from ctr_ps.ps_worker.data.streams.source import stream_url
-from ctr_ps.ps_worker.data.streams.stream_data import Reading, StreamData
+from ctr_ps.ps_worker.data.streams.source import duration_ms, stream_url
+from ctr_ps.ps_worker.data.streams.stream_data import Reading, StreamData, position_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import format_of_job, negatives_of
 
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-_LENGTH = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>s|min|h|d|(?P<million>M )?rows)")
+_ROWS = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(M )?rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,13 @@ def pass_length(text: str) -> PassLength:
     """Returns what data.pass_every says, as "10 min" or "1 M rows"; raises UsageError."""
     if not text:
         return PassLength()
-    if (found := _LENGTH.fullmatch(text)) is None or not (number := float(found["number"])):
-        raise UsageError(
-            f'{text!r} is no length of a pass, expected one such as "10 min" or "1 M rows"'
-        )
-    if found["unit"] in _UNITS:
-        return PassLength(milliseconds=number * _UNITS[found["unit"]] * 1000)
-    return PassLength(rows=int(number * (1_000_000 if found["million"] else 1)))
+    if found := _ROWS.fullmatch(text):
+        length = PassLength(rows=int(float(found[1]) * (1_000_000 if found[2] else 1)))
+    else:
+        length = PassLength(milliseconds=duration_ms(text))
+    if length == PassLength():
+        raise UsageError(f"{text!r} is no length of a pass, expected more than 0")
+    return length
 
 
 class TrainingStream:
@@ -98,6 +97,7 @@ class TrainingStream:
             places=places,
             sent=progress.sent if progress is not None and is_sent else 0,
             sent_places=progress.sent_partitions if progress is not None else {},
+            time_ms=position.time_ms if (position := position_of(progress)) else 0,
             on_idle=on_idle,
         )
 

@@ -53,6 +53,7 @@ class Rows:
     line_of: NDArray[np.int64]  # int64[n], number of each row in its message, from 0
     num_lines: NDArray[np.int64]  # int64[messages], lines of each
     taken: int = 0  # rows
+    time_ms: int = 0  # of the newest message of which a place was told
     _finished: int = 0  # messages whose places are told
 
     @property
@@ -70,13 +71,9 @@ class Rows:
         places = self._places_to(last + is_whole)
         if not is_whole:
             message = self.messages[last]
+            self.time_ms = max(self.time_ms, message.time_ms)
             places[message.partition] = place_of(message.offset, int(self.line_of[stop - 1]) + 1)
         return found, places
-
-    @property
-    def time_ms(self) -> int:
-        """The time of the last row that was taken."""
-        return self.messages[int(self.message_of[self.taken - 1])].time_ms
 
     def rest(self) -> Places:
         """Returns the places behind all messages, once no row is left."""
@@ -85,6 +82,7 @@ class Rows:
     def _places_to(self, stop: int) -> dict[str, str]:
         passed = self.messages[self._finished : stop]
         self._finished = max(self._finished, stop)
+        self.time_ms = max([self.time_ms, *(each.time_ms for each in passed)])
         return {each.partition: each.offset for each in passed}
 
 

@@ -12,9 +12,15 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.streams.source import Message, StreamSource, offset_and_rows
+from ctr_ps.ps_worker.data.streams.source import (
+    Message,
+    StreamSource,
+    event_ms,
+    offset_and_rows,
+)
 
 MOST_QUEUED = 2000
 """Messages of a partition that wait here; no more are polled."""
@@ -33,11 +39,13 @@ class Merger:
         *,
         ends: Mapping[str, str] | None = None,  # last offsets to read; None: there is no end
         end_ms: int | None = None,  # messages from this time on are not read; None: no such time
+        time: str = "",  # column of JSON with the time of a message; "": its own
         stall_limit_s: float,  # the longest wait for a partition that is not at its end
     ) -> None:
         self._source = source
         self._ends = ends
         self._end_ms = end_ms
+        self._time = time
         self._stall_limit_s = stall_limit_s
         self._queues: dict[str, deque[Message]] = {}
         self._ranks: dict[str, int] = {}
@@ -129,6 +137,8 @@ class Merger:
             partition = message.partition
             if partition in self._ended:
                 continue
+            if self._time and (found := event_ms(message.value, self._time)) is not None:
+                message = replace(message, time_ms=found)  # noqa: PLW2901
             if self._end_ms is not None and message.time_ms >= self._end_ms:
                 self._ended.add(partition)
                 continue

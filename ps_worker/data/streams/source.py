@@ -8,10 +8,13 @@ A place in a partition is a text: "" at its start, "41" behind the message with 
 three rows of that message.
 """
 
+import json
+import math
 import os
 import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -20,6 +23,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ctr_ps.protos.errors import UsageError
 
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d)")
+_LEAST_MS = 10**11  # in seconds the year 5138, in milliseconds 1973
 _PARTLY = re.compile(r"(.*) \+([0-9]+)", re.DOTALL)
 
 _NUMBER = re.compile(r"[0-9]+\Z")
@@ -99,6 +105,8 @@ class StreamUrl:
     name: str  # of the topic or streams, or the path of the folder
     start: str  # "earliest", "latest" or a time
     end: str  # "", "latest" or a time
+    time: str  # column of JSON with the time of a message, by its first row; "": the message's own
+    late_ms: float  # messages older than the newest by more are left out
     options: Mapping[str, str]  # all others
 
     def __str__(self) -> str:
@@ -132,6 +140,8 @@ def stream_url(text: str) -> StreamUrl:
         name=path if parts.scheme == "folder" else path.lstrip("/"),
         start=options.pop("start", "earliest"),
         end=options.pop("end", ""),
+        time=options.pop("time", ""),
+        late_ms=duration_ms(late) if (late := options.pop("late", "")) else math.inf,
         options=options,
     )
     if not found.name:
@@ -151,6 +161,23 @@ def time_ms(text: str, name: str) -> int:
             f"{name} is {text!r}, expected earliest, latest or a time such as 2026-11-07T00:00"
         ) from error
     return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def duration_ms(text: str) -> float:
+    """Returns a duration such as "10 min" in milliseconds; raises UsageError."""
+    if (found := _DURATION.fullmatch(text)) is None:
+        raise UsageError(f'{text!r} is no duration, expected one such as "10 min": s, min, h or d')
+    return float(found[1]) * _UNITS[found[2]] * 1000
+
+
+def event_ms(value: bytes, column: str) -> int | None:
+    """Returns the time in a column of the first row of JSON, ISO or seconds or milliseconds since 1970."""
+    with suppress(ValueError, TypeError, KeyError, UsageError, OverflowError):
+        found = json.loads(value.partition(b"\n")[0])[column]
+        if isinstance(found, str):
+            return time_ms(found, column)
+        return int(found * (1 if found >= _LEAST_MS else 1000))
+    return None
 
 
 def open_source(url: StreamUrl) -> StreamSource:

@@ -90,6 +90,7 @@ class StreamData:
         # batches that some servers have beyond `places`, and the places after them
         sent: int = 0,
         sent_places: Mapping[str, str] | None = None,
+        time_ms: int = 0,  # of the newest message before
         # called now and then while no message comes; whether an empty batch is to be yielded
         on_idle: Callable[[], bool] = lambda: False,
         stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
@@ -112,7 +113,12 @@ class StreamData:
         self._merger: Merger | None = None
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
-        self._time_ms = 0
+        self._time_ms = self._told_ms = (
+            time_ms  # of the newest message read, and of those in positions
+        )
+        self.late = 0  # messages that came after one of a later time
+        self.latest_ms = 0  # the most that one was behind
+        self.left_out = 0  # messages that were too late, by the option `late`
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before.
         self._owed = 0
@@ -161,7 +167,7 @@ class StreamData:
             self._owed = self._reading.thread_num if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
-                epoch=epoch, rows=rows, before_ms=end, time_ms=self._time_ms, partitions=told
+                epoch=epoch, rows=rows, before_ms=end, time_ms=self._told_ms, partitions=told
             )
 
         if self._sent:
@@ -183,10 +189,9 @@ class StreamData:
             part, places = self._rows.take(int(min(batch_size - size, most - rows - size)))
             held.append(part)
             size += part.size
-            self._time_ms = max(self._time_ms, self._rows.time_ms)
-            self._note(places)
+            self._note(places, self._rows)
             if not self._rows.left:
-                self._note(self._rows.rest())
+                self._note(self._rows.rest(), self._rows)
             if size == batch_size:
                 yield yielded(held)
                 held, size = [], 0
@@ -203,15 +208,30 @@ class StreamData:
 
     def _read(self, before_ms: float) -> bool:
         """Reads messages; False if none of a time before that came in a while."""
-        messages = self._merger_here().take(before_ms, IDLE_S)
+        messages = self._without_late(self._merger_here().take(before_ms, IDLE_S))
         if not messages:
             return False
         self._rows = self._decoder.rows(messages, self._after, {})
         for message in messages if self._after else ():
             self._after.pop((message.partition, message.offset), None)
         if not self._rows.left:
-            self._note(self._rows.rest())
+            self._note(self._rows.rest(), self._rows)
         return True
+
+    def _without_late(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Counts the messages that are late, and empties those that are too late; their places count."""
+        found = []
+        for message in messages:
+            behind_ms = self._time_ms - message.time_ms
+            if behind_ms > 0:
+                self.late += 1
+                self.latest_ms = max(self.latest_ms, behind_ms)
+            if behind_ms > self._reading.url.late_ms:
+                self.left_out += 1
+                message = replace(message, value=b"")  # noqa: PLW2901
+            self._time_ms = max(self._time_ms, message.time_ms)
+            found.append(message)
+        return found
 
     def _is_at_end(self, before_ms: float) -> bool:
         merger = self._merger_here()
@@ -220,9 +240,10 @@ class StreamData:
             return found >= before_ms
         return merger.is_over or time.time() * 1000 >= before_ms
 
-    def _note(self, places: Mapping[str, str]) -> None:
+    def _note(self, places: Mapping[str, str], rows: Rows | None = None) -> None:
         self._places.update(places)
         self._untold.update(places)
+        self._told_ms = max(self._told_ms, 0 if rows is None else rows.time_ms)
 
     def _merger_here(self) -> Merger:
         """Returns what merges the partitions, from their places on; new ones are added now and then."""
@@ -233,6 +254,7 @@ class StreamData:
                 self._places,
                 ends=self._ends,
                 end_ms=url.end_ms,
+                time=url.time,
                 stall_limit_s=self._stall_limit_s,
             )
             self._after = _partly_read(self._places)
@@ -256,21 +278,22 @@ class StreamData:
         starts = {each: self._places[each] for each in ends}
         source = open_source(self._reading.url)
         try:
-            merger = Merger(source, starts, ends=ends, stall_limit_s=self._stall_limit_s)
+            limit_s, time_column = self._stall_limit_s, self._reading.url.time
+            merger = Merger(source, starts, ends=ends, time=time_column, stall_limit_s=limit_s)
             messages: list[Message] = []
             while not merger.is_over:
                 messages += merger.take(FOREVER, IDLE_S)
         finally:
             source.close()
-        found = self._decoder.rows(messages, _partly_read(starts), before) if messages else None
+        kept = self._without_late(messages)
+        found = self._decoder.rows(kept, _partly_read(starts), before) if kept else None
         for number in range(sent):
             part: list[Batch] = []
             places: Mapping[str, str] = {}
             if found is not None and found.left:
                 taken, places = found.take(self._reading.batch_size)
                 part = [taken]
-                self._time_ms = max(self._time_ms, found.time_ms)
-            self._note(self._sent_places if number == sent - 1 else places)
+            self._note(self._sent_places if number == sent - 1 else places, found)
             self._sent -= 1
             yield part
 

@@ -8,6 +8,7 @@ A worker without messages comes to the barrier once it is that time, so an idle 
 The end of a window is agreed on at its start: it is that of the window with the oldest row of all workers.
 """
 
+import logging
 from collections.abc import Generator, Iterator
 from functools import partial
 
@@ -18,6 +19,8 @@ from ctr_ps.ps_worker.data.streams.stream_data import FOREVER, StreamData, Strea
 from ctr_ps.ps_worker.job.streams import PassLength
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.passes import Pass, Positioned
+
+logger = logging.getLogger(__name__)
 
 
 class Windows:
@@ -74,4 +77,12 @@ class Windows:
         if self._run.is_repeating or not self._data.partitions:
             return
         max_rows = -(-self._length.rows // self._run.num_workers)
+        late, left_out = self._data.late, self._data.left_out
         yield from self._data.batches(number, before_ms=before_ms, max_rows=max_rows, rows=rows)
+        if self._data.late > late:
+            logger.info(
+                "late messages=%d left_out=%d longest_s=%.1f",
+                self._data.late - late,
+                self._data.left_out - left_out,
+                self._data.latest_ms / 1000,
+            )

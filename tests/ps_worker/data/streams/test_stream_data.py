@@ -343,3 +343,60 @@ def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatc
     assert items(found[0]) == rows_of({"clicks/1": source.messages["clicks/1"]})
     assert found[1].partitions == {"clicks/1": "0"}
     assert reader.partitions == ["clicks/0", "clicks/1"]
+
+
+def test_messages_that_are_too_late_are_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [0, 50, 100, 49, 60, 200, 99]
+    messages = {"clicks/0": [(at, _line(number)) for number, at in enumerate(times)]}
+    monkeypatch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
+    reading = Reading(
+        url=stream_url("kafka://broker:9092/clicks?end=latest&late=0.05 s"),
+        schema=SCHEMA,
+        batch_size=10,
+        worker=0,
+        num_workers=1,
+    )
+    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
+
+    def read(**settings: Any) -> tuple[StreamData, list[int], StreamPosition]:
+        reader = StreamData(reading, decoder, **{"places": {}, **settings})
+        ((batch, position),) = reader.batches(1)
+        return reader, items(batch), position
+
+    reader, kept, position = read()
+    _, resumed, _ = read(places={"clicks/0": "2"}, time_ms=100)
+    reading = replace(reading, batch_size=2)
+    first = next(StreamData(reading, decoder, places={}).batches(1))[1]
+
+    on_time = [number for number in range(7) if number not in (3, 6)]
+    assert kept == [int(key_of(2, str(number))) for number in on_time]
+    assert resumed == kept[3:]
+    assert first.time_ms == 50, "it would leave out rows that are not late"
+    assert (reader.late, reader.left_out, reader.latest_ms) == (3, 2, 101)
+    assert position.partitions == {"clicks/0": "6"}
+    assert position.time_ms == 200
+
+
+def test_the_time_of_a_message_may_be_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = ["1970-01-01T00:00:03", 2, 1_700_000_000_000, "never"]
+    values = [
+        json.dumps({"click": 0, "user": "u", "item": str(number), "at": at}).encode()
+        for number, at in enumerate(times)
+    ]
+    messages = {f"clicks/{number}": [(7, value)] for number, value in enumerate(values)}
+    monkeypatch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
+    reading = Reading(
+        url=stream_url("kafka://broker:9092/clicks?end=latest&time=at"),
+        schema=SCHEMA,
+        batch_size=10,
+        worker=0,
+        num_workers=1,
+    )
+    reader = StreamData(reading, MessageDecoder("clicks", SCHEMA, "json", BadRows()), places={})
+
+    ((batch, position),) = reader.batches(1)
+
+    assert items(batch) == [int(key_of(2, str(number))) for number in (3, 1, 0, 2)]
+    assert position.time_ms == 1_700_000_000_000
