@@ -13,6 +13,7 @@ from typing import Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ctr_ps.ctr_model import NEEDS_TORCH
+from ctr_ps.ctr_model.layers.delayed_labels import Delay
 from ctr_ps.ctr_model.models.checks import require_tasks
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
@@ -157,6 +158,20 @@ def with_logit_offset(model: Model, offset: float) -> Model:
         )
     shifted: Model = own(offset)
     return shifted
+
+
+def with_delay(model: Model, delay: Delay) -> Model:
+    """Returns a model that corrects for delayed clicks; ValueError for several labels or its own loss."""
+    if delay == "none":
+        return model
+    own = getattr(model, "with_delay", None)
+    if own is None or not getattr(model, "has_log_loss", False):
+        raise ValueError(
+            f"{type(model).__name__} has several labels or its own loss, but {delay!r} needs the log loss of "
+            "one click: remove this, and train on rows with their final labels"
+        )
+    corrected: Model = own(delay)
+    return corrected
 
 
 def _refuse_without(name: str, missing: list[str], way_out: str) -> None:

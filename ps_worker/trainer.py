@@ -45,7 +45,7 @@ from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batche
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job, streamed
-from ctr_ps.ps_worker.job.model import errors_of_model, model_of
+from ctr_ps.ps_worker.job.model import corrected, errors_of_model, model_of
 from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
@@ -177,7 +177,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self.model = model_of(self.job, self.schema)
         else:
             self.schema = _schema_of(model, options, schema)
-            self.model = model
+            self.model = corrected(self.job, model)
         plan = checked_model_plan(self.model, self.job, new_pass_trainer=new_pass_trainer)
         self.job = plan.job
         self._is_named = isinstance(model, str)

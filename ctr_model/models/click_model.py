@@ -17,6 +17,12 @@ from typing import Any, Self
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.delayed_labels import (
+    Delay,
+    calibrated,
+    fake_negative_weights,
+    rates_of_rows,
+)
 from ctr_ps.ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
 from ctr_ps.ctr_model.layers.mlp import Dropout
 from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
@@ -72,6 +78,7 @@ class ClickModel(ABC):
         self.products: NewProduct = float32_product
         self.dropout: Dropout | None = None
         self._logit_offset = 0.0
+        self._delay: Delay = "none"
         self._biases = tuple(biases)
 
     def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
@@ -106,6 +113,12 @@ class ClickModel(ABC):
         """Returns the same model with a loss of the click logits plus `offset`; predictions are without."""
         other = copy.copy(self)
         other._logit_offset = offset
+        return other
+
+    def with_delay(self, delay: Delay) -> Self:
+        """Returns the same model with a correction for clicks that come later than their impressions."""
+        other = copy.copy(self)
+        other._delay = delay
         return other
 
     @property
@@ -152,6 +165,8 @@ class ClickModel(ABC):
         with errors_with_shapes(self, "forward", batch, lookups):
             self.forward(tensors, batch, lookups, own.buffers, logits)
         self._loss.probabilities(logits, probabilities)
+        if self._delay == "fnc":
+            probabilities[:] = calibrated(probabilities)
         return probabilities
 
     def gradient(
@@ -182,10 +197,14 @@ class ClickModel(ABC):
             self.forward(tensors, batch, lookups, own.buffers, logits)
         if is_first:
             require_written("forward", {"the logits": logits})
+        weights, shown = weights_of(batch, own.weights), probabilities
+        if self._delay == "fnw":  # by its own predictions, which are without the offset
+            self._loss.probabilities(logits, probabilities)
+            weights = weights * fake_negative_weights(labels, probabilities)
+            shown = rates_of_rows(probabilities, math.exp(-self._logit_offset))
         if self._logit_offset:
             of_click = logits[:, -1] if self._loss.shape else logits
             of_click += np.float32(self._logit_offset)
-        weights = weights_of(batch, own.weights)
         loss = self._loss.with_gradient(logits, labels, weights, probabilities, logit_grad)
         with errors_with_shapes(self, "backward", batch, lookups):
             self.backward(
@@ -198,7 +217,7 @@ class ClickModel(ABC):
                 written[f"the gradient of table {name!r}"] = grad
             require_written("backward", written)
             own.is_checked = True
-        return StepResult(loss, probabilities)
+        return StepResult(loss, shown)
 
     def _own(self, workspace: Workspace) -> "_Workspace":
         if not isinstance(workspace, _Workspace) or workspace.model is not self:

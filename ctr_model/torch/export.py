@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 
 from ctr_ps.ctr_model import PROGRAM_FORMATS
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.delayed_labels import calibrated
 from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups
 from ctr_ps.ctr_model.torch import batch as tensors
 from ctr_ps.ctr_model.torch.embedding import fronts_of
@@ -94,7 +95,7 @@ class _Behind(nn.Module):
             )  # a program saves the memory that a tensor is a view of
         self.module = self._own.module.eval()
         self.name = model.module_class.__name__
-        self._of_tasks = model.of_tasks
+        self._of_tasks, self._delay = model.of_tasks, model.delay
         self._names = list(inputs)
         self._fronts = receive_instead(self.module)
 
@@ -109,7 +110,8 @@ class _Behind(nn.Module):
         output = self.module(batch)
         if hasattr(self.module, "probabilities"):
             return self.module.probabilities(batch, output).float()
-        return torch.sigmoid(output.float()).reshape(batch.size, *self._of_tasks)
+        found = torch.sigmoid(output.float()).reshape(batch.size, *self._of_tasks)
+        return calibrated(found) if self._delay == "fnc" else found
 
 
 def _traced(

@@ -38,6 +38,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.delayed_labels import (
+    Delay,
+    calibrated,
+    fake_negative_weights,
+    rates_of_rows,
+)
 from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads, require_tasks
 from ctr_ps.ctr_model.models.model import Origin, StepResult, Task, Workspace
 from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, Segment, SparseGrads
@@ -111,8 +117,10 @@ class TorchModel:
         self.tasks = _tasks_of(module, schema)
         self.num_params = self.initial_values.size
         self.has_log_loss = not hasattr(module, "loss") and not self.tasks
+        self._has_probabilities = hasattr(module, "probabilities")
         self._biases = _biases_of(module, parameters)
         self.logit_offset = 0.0
+        self.delay: Delay = "none"
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     @property
@@ -137,6 +145,20 @@ class TorchModel:
         """Returns the same model with a log loss of the logits plus `offset`; predictions are unchanged."""
         other = copy.copy(self)
         other.logit_offset = offset
+        return other
+
+    def with_delay(self, delay: Delay) -> Self:
+        """Returns the same model with a correction for clicks that come later than their impressions.
+
+        Raises ValueError for "fnc" if the module has `probabilities` of its own.
+        """
+        if delay == "fnc" and self._has_probabilities:
+            raise ValueError(
+                f"{self.module_class.__name__} has its own probabilities, which 'fnc' cannot correct: set "
+                "'fnw'"
+            )
+        other = copy.copy(self)
+        other.delay = delay
         return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
@@ -344,7 +366,16 @@ class _Workspace:
                     self._name,
                 )
             offset = self.model.logit_offset
+            is_weighted = self.model.delay == "fnw"
+            if is_weighted:  # by its own predictions, which are without the offset
+                own = logits.detach().double().sigmoid().float()
+                weights = fake_negative_weights(batch.labels, own)
+                if batch.weights is not None:
+                    weights = weights * batch.weights
+                batch = replace(batch, weights=weights)
             found = _log_loss(logits + offset if offset else logits, batch, self.model.tasks)
+            if is_weighted:
+                return replace(found, probabilities=rates_of_rows(own, math.exp(-offset)))
             # With an offset, predictions of the rows that are trained on are those of the loss: the module's
             # own are of all rows.
             if offset or not hasattr(self.module, "probabilities"):
@@ -388,7 +419,8 @@ class _Workspace:
         """
         own_probabilities = getattr(self.module, "probabilities", None)
         if own_probabilities is None:
-            return self._logits(output, batch.size).double().sigmoid().float()
+            found = self._logits(output, batch.size).double().sigmoid().float()
+            return calibrated(found) if self.model.delay == "fnc" else found
         found = own_probabilities(batch, output)
         if not isinstance(found, Tensor) or found.shape != (batch.size, *self.model.of_tasks):
             raise ModelInputError(

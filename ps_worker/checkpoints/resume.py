@@ -233,7 +233,7 @@ def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None
             f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
             f"cannot be resumed: {_fresh_from(checkpoint.url)}",
         )
-    groups = _COMPARED if resumes else ("model.",)
+    groups = _COMPARED if resumes else ("model.", "train.delay")
     was, now = _settings(saved, groups), _settings(job, groups)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
     if saved.strategy.mode != job.strategy.mode:  # the settings of two modes cannot be compared

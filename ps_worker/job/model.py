@@ -15,7 +15,13 @@ import xxhash
 
 from ctr_ps.ctr_model.models.model import Model, initial_biases_of, initial_values_of, tasks_of
 from ctr_ps.ctr_model.parameters import EmbeddingTable, ModelInputError
-from ctr_ps.ctr_model.registry import build_model, with_compute, with_dropout, with_logit_offset
+from ctr_ps.ctr_model.registry import (
+    build_model,
+    with_compute,
+    with_delay,
+    with_dropout,
+    with_logit_offset,
+)
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
@@ -33,9 +39,16 @@ DENSE_BLOCK = "dense"
 def model_of(job: Job, schema: Schema) -> Model:
     """Returns the model of a job for a schema; raises JobError if the model or an option is wrong."""
     try:
-        return build_model(job.model.name, schema, job.model.options, seed=job.train.seed)
+        model = build_model(job.model.name, schema, job.model.options, seed=job.train.seed)
     except ValueError as error:
         raise _error_of_options(job, error) from error
+    return corrected(job, model)
+
+
+def corrected(job: Job, model: Model) -> Model:
+    """Returns a model with the job's correction for delayed clicks; raises JobError without the log loss."""
+    with job.errors("train.delay", ValueError):
+        return with_delay(model, job.train.delay)
 
 
 def _error_of_options(job: Job, error: ValueError) -> JobError:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from ctr_ps.ctr_model.layers.delayed_labels import Delay
 from ctr_ps.ctr_model.models.model import Compute
 
 
@@ -214,6 +215,7 @@ class TrainSection(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     base_rate: Rates = "data"
+    delay: Delay = "none"
 
     def has_bfloat16_rows(self, table: str) -> bool:
         """Whether servers keep a table's weights as bfloat16."""

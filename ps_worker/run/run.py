@@ -80,7 +80,8 @@ class Run(AbstractContextManager["Run"]):
         self.is_in_process = role.is_in_process  # the store
         self.progress = Progress(
             every_s=job.train.log_every_s,
-            has_log_loss=getattr(model, "has_log_loss", False),
+            # With weights the loss is not comparable with that of the base rate.
+            has_log_loss=getattr(model, "has_log_loss", False) and job.train.delay != "fnw",
             advice=job.in_words(advice_on_loss(job, is_in_process=role.is_in_process)),
             rates=LearningRates(plan.specs.optimizers, lambda: store.status().batches).shown,
         )

@@ -3,6 +3,7 @@
 A model gets all tests of tests/ctr_model/models/test_models.py by one line in `SMALL`.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import Model, Workspace
 from ctr_ps.ctr_model.parameters import EmbeddingTable, FlatLayout, Lookup, select_slots
-from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.registry import build_model, with_delay, with_logit_offset
 from ctr_ps.ctr_model.schema import Schema
 from tests.reference import models, my_model
 
@@ -189,6 +190,42 @@ def assert_gradients_agree(case: ModelCase, oracle: Oracle) -> None:
             lambda at, name=name: case.oracle_loss(oracle, params, {**rows, name: at}), rows[name]
         )
         _assert_close(actual.sparse[name], expected, f"table {name!r}")
+
+
+def assert_fake_negatives_are_weighted(case: ModelCase, oracle: Oracle, offset: float) -> None:
+    """Checks `fnw` in float64: the probabilities before the step in its weights are constants.
+
+    Training sees the logit plus `offset`; the weights do not.
+    """
+    case.weigh()
+    fixed = copy.copy(case)
+    p = np.array(case.oracle_probabilities(oracle, *case.values()))
+    weights = np.where(case.batch.labels == 1, 1 + p, 1 - p**2) * case.batch.weights
+    fixed.batch = replace(case.batch, weights=weights)
+    case.oracle_loss = fixed.oracle_loss  # type: ignore[method-assign]
+    case.model = with_logit_offset(with_delay(case.model, "fnw"), offset)
+
+    def shifted(*arrays: Any) -> float:
+        p = oracle(*arrays)
+        return 1 / (1 + (1 - p) / p * np.exp(-offset))
+
+    assert_gradients_agree(case, shifted)
+    own, out = case.model.workspace(case.batch.size), case.outputs()
+    step = case.model.gradient(case.params, case.batch, case.lookups, own, out.dense, out.sparse)
+    np.testing.assert_allclose(step.loss, case.oracle_loss(shifted, *case.values()), rtol=1e-5)
+    np.testing.assert_allclose(step.probabilities, p / (p + np.exp(-offset)), rtol=1e-4)
+    np.testing.assert_allclose(case.predict(), p, rtol=1e-4)
+
+
+def assert_odds_are_predicted(case: ModelCase) -> None:
+    """Checks `fnc`: the loss is as without, and predictions are b / (1 - b), up to 1."""
+    plain, rates = case.gradient(), case.predict().astype(np.float64)
+    case.model = with_delay(case.model, "fnc")
+
+    assert case.gradient().as_bytes() == plain.as_bytes()
+    expected = np.minimum(rates / (1 - rates), 1)
+    assert {*(expected == 1)} == {True, False}
+    np.testing.assert_allclose(case.predict(), expected, rtol=1e-5)
 
 
 def assert_slopes_agree(case: ModelCase, oracle: Oracle, step: float = 1e-5) -> None:

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.models.model import initial_biases_of
 from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, ModelInputError
-from ctr_ps.ctr_model.registry import MODELS, build_model, with_logit_offset
+from ctr_ps.ctr_model.registry import MODELS, build_model, with_delay, with_logit_offset
 from tests.support.model_cases import (
     MY_MODEL,
     SCHEMA,
     SMALL,
     ModelCase,
     Oracle,
+    assert_fake_negatives_are_weighted,
     assert_gradients_agree,
+    assert_odds_are_predicted,
     assert_predictions_agree,
     small_case,
     small_model,
@@ -129,6 +131,26 @@ def test_logit_offset_is_of_the_loss_alone(name: str) -> None:
 
     assert_gradients_agree(case, shifted)
     assert case.predict().tobytes() == predicted.tobytes()
+
+
+@every_model
+@pytest.mark.parametrize("offset", [0.0, 1.5])
+def test_fake_negatives_are_weighted_by_own_predictions(name: str, offset: float) -> None:
+    assert_fake_negatives_are_weighted(small_case(name, 6), SMALL[name].oracle, offset)
+
+
+@every_model
+def test_calibration_of_fake_negatives_predicts_the_odds(name: str) -> None:
+    assert_odds_are_predicted(small_case(name, 5, batch_size=20))
+
+
+def test_delay_of_another_loss_cannot_be_corrected() -> None:
+    model = small_model("lr")
+    model._loss = dataclasses.replace(model._loss, with_gradient=squared_error)
+
+    assert with_delay(model, "none") is model
+    with pytest.raises(ValueError, match="or its own loss, but 'fnw' needs the log loss"):
+        with_delay(model, "fnw")
 
 
 def test_logit_of_another_loss_cannot_be_corrected() -> None:

@@ -110,6 +110,18 @@ def test_program_predicts_what_the_module_predicts(
         np.testing.assert_allclose(run(tmp_path / f"model{suffix}", one), expected[:1], rtol=1e-5)
 
 
+def test_program_has_the_calibration_of_fake_negatives(tmp_path: Path) -> None:
+    model = TorchModel(SCHEMA, Attention, seed=1).with_delay("fnc")
+    case = ModelCase(model, SCHEMA, seed=1, batch_size=9)
+    expected = case.predict()
+    export(model, case.params, tmp_path / "model.pt2")
+
+    found = run_pt2(tmp_path / "model.pt2", ProgramInputs(model).of(case.batch, case.lookups))
+
+    assert 0 < (expected == 1).sum() < 9
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_inputs_are_named_and_their_free_dimensions_too(tmp_path: Path) -> None:
     model = TorchModel(SCHEMA, Attention)
 

@@ -1,6 +1,7 @@
 """A module of PyTorch as a model: the same gradients as the built-in ones, and what it may not have."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,15 @@ from ctr_ps.ctr_model.models.model import initial_biases_of  # noqa: E402
 from ctr_ps.ctr_model.parameters import EmbeddingTable, ModelInputError  # noqa: E402
 from ctr_ps.ctr_model.registry import build_model, name_of  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
-from tests.support.model_cases import SCHEMA, SMALL, ModelCase, small_model  # noqa: E402
+from tests.support.model_cases import (  # noqa: E402
+    SCHEMA,
+    SMALL,
+    Array,
+    ModelCase,
+    assert_fake_negatives_are_weighted,
+    assert_odds_are_predicted,
+    small_model,
+)
 from tests.support.torch_models import TWINS, params_of_twin  # noqa: E402
 
 
@@ -147,12 +156,8 @@ def test_logit_offset_is_of_the_loss_alone() -> None:
 
 def test_probabilities_of_a_step_with_an_offset_are_those_of_its_loss() -> None:
     """The module's own, without the offset, are of all rows: those that it predicts."""
-
-    class Own(Net):
-        def probabilities(self, batch: Batch, output: Any) -> Any:
-            return output.reshape(-1).sigmoid()
-
-    case = ModelCase(TorchModel(SCHEMA, Own).with_logit_offset(1.5), SCHEMA, seed=3)
+    model = TorchModel(SCHEMA, OwnProbabilities).with_logit_offset(1.5)
+    case = ModelCase(model, SCHEMA, seed=3)
     own, out = case.model.workspace(case.batch.size), case.outputs()
 
     step = case.model.gradient(case.params, case.batch, case.lookups, own, out.dense, out.sparse)
@@ -160,6 +165,33 @@ def test_probabilities_of_a_step_with_an_offset_are_those_of_its_loss() -> None:
     predicted = case.predict().astype(np.float64)
     odds = predicted / (1 - predicted) * math.exp(1.5)
     np.testing.assert_allclose(step.probabilities, odds / (1 + odds), rtol=1e-5)
+
+
+def of_net(
+    dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
+) -> float:
+    pooled = sum(each.sum(0) for each in slots["embedding"])
+    logit = tensors["layer.weight"][0] @ pooled + tensors["layer.bias"][0]
+    return 1 / (1 + float(np.exp(-logit)))
+
+
+class OwnProbabilities(Net):
+    def probabilities(self, batch: Batch, output: Any) -> Any:
+        return output.reshape(-1).sigmoid()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.5])
+@pytest.mark.parametrize("module", [Net, OwnProbabilities])
+def test_fake_negatives_are_weighted_by_own_predictions(module: Any, offset: float) -> None:
+    case = ModelCase(TorchModel(SCHEMA, module), SCHEMA, seed=3)
+
+    assert_fake_negatives_are_weighted(case, of_net, offset)
+
+
+def test_calibration_of_fake_negatives_predicts_the_odds() -> None:
+    assert_odds_are_predicted(ModelCase(TorchModel(SCHEMA, Net), SCHEMA, seed=3, batch_size=20))
+    with pytest.raises(ValueError, match=r"OwnProbabilities has its own probabilities.* set 'fnw'"):
+        TorchModel(SCHEMA, OwnProbabilities).with_delay("fnc")
 
 
 def test_weights_multiply_losses_of_any_kind() -> None:
