@@ -167,8 +167,8 @@ def with_delay(model: Model, delay: Delay) -> Model:
     own = getattr(model, "with_delay", None)
     if own is None or not getattr(model, "has_log_loss", False):
         raise ValueError(
-            f"{type(model).__name__} has several labels or its own loss, but {delay!r} needs the log loss of "
-            "one click: remove this, and train on rows with their final labels"
+            f"{(module_class_of(model) or type(model)).__name__} has several labels or its own loss, but "
+            f"{delay!r} needs the log loss of one click: remove this, and train on rows with final labels"
         )
     corrected: Model = own(delay)
     return corrected
