@@ -185,3 +185,16 @@ def test_compose_accepts_the_file() -> None:
     services = yaml.safe_load(read.stdout)["services"]
     assert services.keys() == ALL.keys()
     assert Path(services["data"]["build"]["context"]).resolve() == ROOT
+
+
+@pytest.mark.skipif(is_missing("docker-compose"), reason="docker-compose is not installed")
+def test_online_example_is_valid_and_serves_this_machine_only() -> None:
+    file = ROOT / "examples/online/docker-compose.yml"
+    command = ["docker-compose", "--file", file, "--project-directory", ROOT, "config"]
+    found = yaml.safe_load(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    assert found["services"].keys() == {"redis", "job", "producer", "serve"}
+    ports = [port for each in found["services"].values() for port in each.get("ports", ())]
+    assert ports == ["127.0.0.1:8000:8000/tcp"]
+    for service in ("producer", "serve"):
+        assert found["services"][service]["image"] == found["services"]["job"]["image"]
