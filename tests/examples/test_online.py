@@ -27,7 +27,7 @@ def test_rows_of_the_producer_become_a_model_that_predicts(tmp_path: Path) -> No
         trained = run("ps-worker", "train", ONLINE / "job.toml", *overrides)
         assert trained.returncode == 0, trained.stderr
 
-    predictor = Predictor(str(tmp_path / "checkpoints"))
+    predictor = Predictor.load(str(tmp_path / "checkpoints"))
     clicks = predictor.predict([{"user": "u1", "item": f"i{k}", "hour": 3} for k in range(10)])
 
     assert clicks.shape == (10,)
