@@ -177,6 +177,13 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
     return found
 
 
+def values_of_messages(schema: Schema, format: str) -> SlotValues:
+    """Returns the kinds of slot values in messages of a format: in JSON and Arrow text and whole numbers."""
+    found = SlotValues(dict.fromkeys(schema.slots, _FORMATS[format].kinds or ("text", "integers")))
+    found.merge(SlotValues(dict.fromkeys(schema.split, ("lists",))))
+    return found
+
+
 def has_byte_offsets(path: str, format: Format | None) -> bool:
     """Whether offsets of blocks in a file are in bytes of its content, as in text."""
     name = format_of(path) if format is None else format

@@ -20,7 +20,13 @@ from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import FileStamp
-from ctr_ps.ps_worker.data.formats import Format, has_named_columns, require_format, values_of_files
+from ctr_ps.ps_worker.data.formats import (
+    Format,
+    has_named_columns,
+    require_format,
+    values_of_files,
+    values_of_messages,
+)
 from ctr_ps.ps_worker.data.global_shuffle import HasPeers
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
@@ -44,8 +50,12 @@ def format_of_job(job: Job) -> Format | None:
 
 
 def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
-    """Returns the kind of slot values in files of a job."""
-    return values_of_files(files, schema, format_of_job(job))
+    """Returns the kind of slot values in files of a job, and in messages of its stream."""
+    format = format_of_job(job)
+    found = values_of_files(files, schema, format)
+    if job.data.stream and not callable(format):
+        found.merge(values_of_messages(schema, format or "json"))
+    return found
 
 
 def streamed(
