@@ -153,7 +153,7 @@ class Bst(nn.Module):
         self,
         schema: Schema,
         *,
-        dim: int = 10,
+        dim: int = 16,
         hidden: Sequence[int] = (400, 400),
         layers: int = 1,
         heads: int = 2,
