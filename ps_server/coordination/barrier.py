@@ -121,7 +121,7 @@ def _kind(contribution: Contribution | None) -> str:
     return f"{contribution.values.size} numbers for {contribution.op.name}"
 
 
-MAX_PASSED = 2**16
+MAX_PASSED = 2**18
 """Barriers of all workers that are remembered: far more than a job has whose processes are replaced."""
 
 MAX_PASSED_VALUES = 2**23  # numbers in the answers to them: 64 MiB

@@ -29,7 +29,7 @@ MAX_VERSION = 2**53
 MAX_POSITION = 4096  # characters of a position, which status and checkpoints carry
 
 MAX_PARTITIONS = 10_000  # of a worker, with places of
-MAX_PLACE = 256  # characters of the name of a partition, and of a place in it
+MAX_PLACE = 1024  # characters of the name of a partition, and of a place in it
 
 MAX_AHEAD = 2**16
 """Pushes of a worker that may be applied beyond one that has not come: far more than any keeps on the way."""

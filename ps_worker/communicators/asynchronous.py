@@ -177,6 +177,11 @@ class AsyncCommunicator(Communicator):
                 logger.warning("training before worker 0 has trained the first batches: %s", error)
         self._has_begun = True
 
+    def let_others_begin(self) -> None:
+        if self._worker == 0 and self._start_clocks is not None and not self._has_begun:
+            self._start_clocks.advance(0, _FAR, at_least=0).result()
+            self._has_begun = True
+
     def params(self) -> AbstractContextManager[Values]:
         return self._mirror.lend()
 

@@ -71,6 +71,9 @@ class Communicator(ABC):
     def flush(self) -> None:  # noqa: B027
         """Returns when every gradient is acknowledged; raises as `push` does."""
 
+    def let_others_begin(self) -> None:  # noqa: B027
+        """Has no worker wait for the first batches of this one, which has no rows now."""
+
     def rejoin(self, version: Version) -> None:  # noqa: B027
         """Continues at `version`, after a barrier."""
 

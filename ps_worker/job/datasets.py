@@ -32,6 +32,7 @@ from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.streams.source import stream_url
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
 from ctr_ps.ps_worker.data.user_code.pipe import piped
 from ctr_ps.ps_worker.job import Job
@@ -236,6 +237,12 @@ def order_of_data(job: Job) -> dict[str, int | str]:
     sampling: dict[str, int | str] = (
         {} if data.negative_rate == 1 else {"data.negative_rate": str(data.negative_rate)}
     )
+    if data.stream:
+        url = stream_url(data.stream)
+        # The host may change; another stream has other places.
+        sampling["data.stream"] = (
+            f"{url.kind} {url.name} {url.options.get('partitions', '')}".strip()
+        )
     return sampling | {
         "data.in_memory": data.in_memory,
         "data.shuffle": data.shuffle,

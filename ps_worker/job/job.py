@@ -149,6 +149,9 @@ class Job(Section):
             )
         elif self.valid.final_model == "best" and not self.checkpoint.dir:
             faults["final_model"] = "but no checkpoints are saved: set checkpoint.dir"
+        if self.data.stream and self.strategy.mode == "bounded_staleness":
+            reason = "but a worker without messages would hold back all others: use another mode"
+            self.strategy.refuse_without_use({"mode": reason}, "strategy")
         if self.data.stream and self.valid.every_steps:
             faults["every_steps"] = "but a stream is validated between passes: set data.pass_every"
         self.valid.refuse_without_use(faults, "valid")

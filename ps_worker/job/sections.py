@@ -164,6 +164,9 @@ class DataSection(Section):
             )
         if self.values != "keys" and not is_multislot:
             faults["values"] = _OF_MULTISLOT
+        if self.stream and not self.train:
+            for name in self.non_default("in_memory", "shuffle", "shuffle_files", "reader_num"):
+                faults[name] = "but there are no files to read: a stream has an order of its own"
         if self.stream and self.pipe_command:
             faults["pipe_command"] = "but data.stream has messages, which no command reads"
         if not self.stream and self.non_default("pass_every"):

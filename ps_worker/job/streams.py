@@ -58,6 +58,12 @@ class TrainingStream:
         self._job, self._schema = job, schema
         with job.errors("data.stream", UsageError):
             url = stream_url(job.data.stream)
+        if math.isfinite(url.late_ms) and job.strategy.is_sync and num_workers > 1:
+            raise job.error(
+                "data.stream",
+                "the option late leaves out messages by the order in which they came, which a step that is "
+                'repeated may not see again: remove it, or use another mode than "sync"',
+            )
         with job.errors("data.pass_every", UsageError):
             self.length = pass_length(job.data.pass_every)
         self._reading = Reading(
@@ -82,11 +88,15 @@ class TrainingStream:
         return self._bad_rows.total
 
     def open(
-        self, progress: WorkerProgress | None, on_idle: Callable[[], bool] = lambda: False
+        self,
+        progress: WorkerProgress | None,
+        on_idle: Callable[[], bool] = lambda: False,
+        *,
+        is_resumed: bool = False,
     ) -> StreamData:
         """Opens the stream where this worker was in it; None: at its start. Raises DataError.
 
-        `on_idle` is as for `StreamData`.
+        Other arguments are those of `StreamData`.
         """
         places = {} if progress is None else progress.partitions
         # In other modes batches that some servers have are trained again, as those of files.
@@ -99,6 +109,7 @@ class TrainingStream:
             sent_places=progress.sent_partitions if progress is not None else {},
             time_ms=position.time_ms if (position := position_of(progress)) else 0,
             on_idle=on_idle,
+            is_resumed=is_resumed,
         )
 
     def head(self) -> Generator[Batch, None, None]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import BadRowError, DataError, UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Block, Reader, joined, rows_between, rows_where
 from ctr_ps.ps_worker.data.columnar.tables import TableReader
@@ -26,7 +26,9 @@ from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.streams.source import Message, place_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoScanner
-from ctr_ps.ps_worker.data.text.text_reader import TextReader
+from ctr_ps.ps_worker.data.text.text_reader import BLOCK_BYTES, TextReader
+
+_NEWLINE = ord("\n")
 
 FORMATS = ("json", "csv", "criteo", "multislot", "libsvm", "libffm", "arrow")
 """Formats of messages; Arrow's is that of IPC streams."""
@@ -164,7 +166,7 @@ class MessageDecoder:
         )
         places = (hashes[message_of] + line_of.astype(np.uint64)).view(np.int64)
         marked = Block(batch, 0, places)
-        kept = self._negatives.sampled(self._name, marked)
+        kept = self._negatives.sampled("stream", marked)  # wherever the broker is
         if kept is None:
             return None, np.empty(0, np.int64)
         return kept.rows, np.flatnonzero(np.isin(places, kept.positions()))
@@ -173,10 +175,7 @@ class MessageDecoder:
         self, messages: Sequence[Message]
     ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
         """Returns blocks of good rows, the number of each one's line, and those of each message's lines."""
-        texts = [
-            each.value + b"\n" if each.value and each.value[-1] != 10 else each.value
-            for each in messages
-        ]
+        texts = [self._lines_of(each) for each in messages]
         num_lines = np.array([each.count(b"\n") for each in texts], np.int64)
         content = Content(self._name)
         content.data = self._head + b"".join(texts)
@@ -195,6 +194,21 @@ class MessageDecoder:
                 owner = int(owners[line])
                 self._on_lost(Lost(messages[owner], line - int(firsts[owner]), lines[line]))
         return blocks, found, num_lines
+
+    def _lines_of(self, message: Message) -> bytes:
+        """Returns the text of a message; a line that no reader takes counts as malformed, and is left out."""
+        text = message.value
+        if text and text[-1] != _NEWLINE:
+            text += b"\n"
+        if len(text) <= BLOCK_BYTES:
+            return text
+        lines = text.split(b"\n")
+        for number, line in enumerate(lines):
+            if len(line) >= BLOCK_BYTES:
+                fault = f"a line of {len(line)} bytes, expected fewer than {BLOCK_BYTES}"
+                self._bad_rows.add(self._name, place_in(message, number), fault)
+                self._on_lost(Lost(message, number, line))
+        return b"\n".join(line for line in lines if len(line) < BLOCK_BYTES)
 
     @staticmethod
     def _place(
@@ -216,19 +230,23 @@ class MessageDecoder:
         num_lines = np.zeros(len(messages), np.int64)
         first = 0
         for index, message in enumerate(messages):
+            if not message.value:
+                continue
+            name = f"{self._name}: {place_in(message, 0)}"
             try:
                 with pa.ipc.open_stream(message.value) as stream:
                     table = stream.read_all()
-            except (pa.ArrowException, OSError) as error:
+                own = [*TableReader(table, self._schema, self._bad_rows).blocks(FileSplit(name))]
+            except BadRowError:
+                raise
+            except (pa.ArrowException, OSError, DataError) as error:
                 self._bad_rows.add(
-                    self._name, place_in(message, 0), f"not an Arrow IPC stream: {error}"
+                    self._name, place_in(message, 0), f"not a readable Arrow IPC stream: {error}"
                 )
                 self._on_lost(Lost(message, 0, message.value))
                 num_lines[index] = 1
             else:
                 num_lines[index] = len(table)
-                name = f"{self._name}: {place_in(message, 0)}"
-                own = [*TableReader(table, self._schema, self._bad_rows).blocks(FileSplit(name))]
                 blocks += own
                 offsets += [first + block.positions() for block in own]
             first += int(num_lines[index])
@@ -238,8 +256,11 @@ class MessageDecoder:
         self, messages: Sequence[Message]
     ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
         """As `_of_text`; the lines of a file are its good rows."""
-        found = []
+        found: list[list[Block]] = []
         for message in messages:
+            if not message.value:
+                found.append([])
+                continue
             path = message.value.decode()
             reader = reader_of(path, self._schema, self._bad_rows, self._format)
             found.append(list(reader.blocks(FileSplit(path))))

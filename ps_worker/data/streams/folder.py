@@ -39,7 +39,7 @@ class FolderSource:
             raise DataError(f"{url}: there is no folder {url.name!r}")
         self.at_end: set[str] = set()
         self._behind: dict[str, str] = {}
-        self._late: set[str] = set()
+        self._known: set[str] = set()  # files that were seen
 
     def partitions(self) -> list[str]:
         return [str(number) for number in range(self._num_partitions)]
@@ -61,11 +61,13 @@ class FolderSource:
         return not other or (bool(offset) and natural_order(offset) >= natural_order(other))
 
     def seek(self, places: Mapping[str, str]) -> None:
+        listed = self._listed()
         for partition, place in places.items():
             offset, rows = offset_and_rows(place)
             if rows and not (self._folder / offset).exists():
                 raise DataError(f"{self._url}: {offset!r}, in which the run goes on, is gone")
-            names = self._names(partition)
+            names = listed[partition]
+            self._known.update(names)
             # One that was read in part is read again.
             before = [name for name in names if natural_order(name) < natural_order(offset)]
             self._behind[partition] = (before[-1] if before else START) if rows else offset
@@ -73,49 +75,49 @@ class FolderSource:
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         stop = time.monotonic() + timeout_s
         while True:
-            found = [message for each in wanted for message in self._new(each)]
+            listed = self._listed()
+            found = [message for each in wanted for message in self._new(each, listed[each])]
             self.at_end |= set(wanted)
             if found or time.monotonic() >= stop:
                 return found
             time.sleep(min(0.1, timeout_s))  # a folder has no event that every file system sends
 
     def lag(self) -> Mapping[str, int]:
+        listed = self._listed()
         return {
-            each: sum(not self.is_behind(behind, name) for name in self._names(each))
+            each: sum(not self.is_behind(behind, name) for name in listed[each])
             for each, behind in self._behind.items()
         }
 
     def close(self) -> None:
         pass
 
-    def _new(self, partition: str) -> list[Message]:
+    def _new(self, partition: str, names: Sequence[str]) -> list[Message]:
         found = []
         behind = self._behind[partition]
-        for name in self._names(partition):
-            if self.is_behind(behind, name):
-                continue
-            self._behind[partition] = name
-            found.append(
-                Message(partition, name, self._time_ms(name), str(self._folder / name).encode())
-            )
+        for name in names:
+            if not self.is_behind(behind, name):
+                self._behind[partition] = name
+                value = str(self._folder / name).encode()
+                found.append(Message(partition, name, self._time_ms(name), value))
+            elif name not in self._known:
+                logger.warning("a file came after later ones, and is not read: %s", name)
+        self._known.update(names)
         return found
 
+    def _listed(self) -> dict[str, list[str]]:
+        """Returns the finished files of each partition, in order."""
+        found: dict[str, list[str]] = {each: [] for each in self.partitions()}
+        for path in self._folder.glob(self._pattern):
+            name = str(path.relative_to(self._folder))
+            if path.name.startswith((".", "_")) or name.endswith(_UNFINISHED):
+                continue
+            if path.is_file():
+                found[str(zlib.crc32(name.encode()) % self._num_partitions)].append(name)
+        return {each: sorted(names, key=natural_order) for each, names in found.items()}
+
     def _names(self, partition: str) -> list[str]:
-        names = [
-            str(path.relative_to(self._folder))
-            for path in self._folder.glob(self._pattern)
-            if path.is_file()
-        ]
-        return sorted(
-            (
-                name
-                for name in names
-                if str(zlib.crc32(name.encode()) % self._num_partitions) == partition
-                and not Path(name).name.startswith((".", "_"))
-                and not name.endswith(_UNFINISHED)
-            ),
-            key=natural_order,
-        )
+        return self._listed()[partition]
 
     def _time_ms(self, name: str) -> int:
         try:

@@ -57,6 +57,7 @@ class KafkaSource:
                 {
                     "auto.offset.reset": "error",
                     "queued.max.messages.kbytes": 16384,
+                    "fetch.wait.max.ms": 50,  # else the end of a partition is known half a second later
                     **url.options,
                     "bootstrap.servers": url.address,
                     "group.id": "ctr-ps",  # librdkafka asks for one; there is no group, see above

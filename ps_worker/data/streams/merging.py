@@ -9,6 +9,7 @@ Streams.
 """
 
 import heapq
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -22,10 +23,21 @@ from ctr_ps.ps_worker.data.streams.source import (
     offset_and_rows,
 )
 
+logger = logging.getLogger(__name__)
+
 MOST_QUEUED = 2000
 """Messages of a partition that wait here; no more are polled."""
 
+MOST_QUEUED_BYTES = 16 << 20
+"""Bytes of all messages that wait here, beside one of each partition."""
+
 MOST_MERGED = 1000
+MOST_MERGED_BYTES = 4 << 20
+FUTURE_MS = 3_600_000
+"""How far the time of a message may be ahead of this machine's clock: else it is that of the one before."""
+
+END_SLACK_MS = 600_000
+"""How far behind the time to end at messages before it may still come."""
 _POLL_S = 0.2
 
 
@@ -39,13 +51,18 @@ class Merger:
         *,
         ends: Mapping[str, str] | None = None,  # last offsets to read; None: there is no end
         end_ms: int | None = None,  # messages from this time on are not read; None: no such time
-        time: str = "",  # column of JSON with the time of a message; "": its own
+        time_column: str = "",  # column of JSON with the time of a message; "": its own
+        most_merged: int = MOST_MERGED,  # messages that `take` returns
         stall_limit_s: float,  # the longest wait for a partition that is not at its end
     ) -> None:
         self._source = source
         self._ends = ends
         self._end_ms = end_ms
-        self._time = time
+        self._time = time_column
+        self._most_merged = most_merged
+        self._bytes = 0
+        self._last_ms: dict[str, int] = {}  # time of each partition's last message
+        self.num_future = 0  # messages whose times were too far ahead
         self._stall_limit_s = stall_limit_s
         self._queues: dict[str, deque[Message]] = {}
         self._ranks: dict[str, int] = {}
@@ -71,7 +88,8 @@ class Merger:
     @property
     def is_over(self) -> bool:
         """Whether all partitions are at the end to read to."""
-        return not self._heads and len(self._ended) == len(self._queues)
+        has_end = self._ends is not None or self._end_ms is not None
+        return has_end and not self._heads and len(self._ended) == len(self._queues)
 
     def next_ms(self) -> int | None:
         """Returns the time of the next message; None: there is none now."""
@@ -85,15 +103,19 @@ class Merger:
         """
         self._fill(timeout_s)
         found: list[Message] = []
-        while self._heads and len(found) < MOST_MERGED and self._heads[0][0] < before_ms:
+        size = 0
+        while self._heads and len(found) < self._most_merged and self._heads[0][0] < before_ms:
             _, rank, partition = self._heads[0]
             queue = self._queues[partition]
             message = queue.popleft()
             found.append(message)
+            size += len(message.value)
+            self._bytes -= len(message.value)
             if self._ends is not None and self._source.is_behind(
                 message.offset, self._ends[partition]
             ):
                 self._ended.add(partition)
+                self._bytes -= sum(len(each.value) for each in queue)
                 queue.clear()
             if queue:
                 heapq.heapreplace(self._heads, (queue[0].time_ms, rank, partition))
@@ -101,12 +123,16 @@ class Merger:
                 heapq.heappop(self._heads)
                 if partition not in self._ended and partition not in self._source.at_end:
                     break
+            if size >= MOST_MERGED_BYTES:
+                break
         return found
 
     def _fill(self, timeout_s: float) -> None:
         """Polls until each partition has a message, or is at its end; then waits for the first one."""
         start = time.monotonic()
         wait_s = 0.0
+        if not self._queues:
+            time.sleep(timeout_s)  # a partition may be added
         while empty := [
             each for each, queue in self._queues.items() if not queue and each not in self._ended
         ]:
@@ -131,7 +157,8 @@ class Merger:
         wanted = [
             each
             for each, queue in self._queues.items()
-            if len(queue) < MOST_QUEUED and each not in self._ended
+            if each not in self._ended
+            and (not queue or (len(queue) < MOST_QUEUED and self._bytes < MOST_QUEUED_BYTES))
         ]
         for message in self._source.poll(wanted, timeout_s):
             partition = message.partition
@@ -139,12 +166,29 @@ class Merger:
                 continue
             if self._time and (found := event_ms(message.value, self._time)) is not None:
                 message = replace(message, time_ms=found)  # noqa: PLW2901
+            if message.time_ms > time.time() * 1000 + FUTURE_MS:
+                self.num_future += 1
+                if self.num_future == 1:
+                    logger.warning(
+                        "a message has a time in the future, and takes that of the one before: partition=%s "
+                        "offset=%s time_ms=%d",
+                        partition,
+                        message.offset,
+                        message.time_ms,
+                    )
+                message = replace(message, time_ms=self._last_ms.get(partition, 0))  # noqa: PLW2901
+            self._last_ms[partition] = message.time_ms
             if self._end_ms is not None and message.time_ms >= self._end_ms:
-                self._ended.add(partition)
+                if message.time_ms >= self._end_ms + END_SLACK_MS:
+                    self._ended.add(partition)
                 continue
             queue = self._queues[partition]
             if not queue:
                 heapq.heappush(self._heads, (message.time_ms, self._ranks[partition], partition))
             queue.append(message)
-        if self._end_ms is not None and time.time() * 1000 >= self._end_ms:
-            self._ended |= self._source.at_end & self._queues.keys()
+            self._bytes += len(message.value)
+        # What is behind the last message, as the mark of a transaction, never comes.
+        if self._ends is not None or (
+            self._end_ms is not None and time.time() * 1000 >= self._end_ms
+        ):
+            self._ended |= self._source.at_end & {*wanted}

@@ -17,7 +17,9 @@ except ImportError as error:
 
 _POLLED = 1000
 _LARGEST = 2**64 - 1
+_FIRST = "0-0"  # before all ids
 _RETRIES = 5
+_RETRIES_LATER = 66  # ten minutes
 
 
 class RedisSource:
@@ -27,20 +29,30 @@ class RedisSource:
         """Connects; raises DataError if the server does not answer, or a key is no stream."""
         self._url = url
         self._keys = url.name.split(",")
-        options = dict(url.options)
-        self._field = options.pop("field", "value").encode()
+        options: dict[str, Any] = {
+            key: int(value) if value.isdecimal() and "password" not in key else value
+            for key, value in url.options.items()
+        }
+        self._field = str(options.pop("field", "value")).encode()
+        db = options.pop("db", 0)
         self.at_end: set[str] = set()
         self._ids: dict[str, str] = {}
-        retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=10, base=0.1), _RETRIES)
+        self._ends: dict[str, str] = {}  # ids that were the last ones
+        backoff = redis.backoff.ExponentialBackoff(cap=10, base=0.1)
+        retry = redis.retry.Retry(backoff, _RETRIES)
         try:
             self._redis = redis.Redis.from_url(
-                f"{url.kind}://{url.address}/0",
-                retry=retry,
-                retry_on_error=[redis.ConnectionError, redis.TimeoutError],
-                socket_timeout=30,
-                **options,
+                f"{url.kind}://{url.address}/{db}",
+                **{
+                    "retry": retry,
+                    "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
+                    "socket_timeout": 30,
+                    **options,
+                },
             )
             kinds = {key: self._asked("type", key) for key in self._keys}
+            # From now on a server that is away is waited for.
+            self._redis.set_retry(redis.retry.Retry(backoff, _RETRIES_LATER))
         except (TypeError, ValueError) as error:
             raise UsageError(f"{url}: {error}") from error
         for key, kind in kinds.items():
@@ -68,7 +80,7 @@ class RedisSource:
         for partition, place in places.items():
             offset, rows = offset_and_rows(place)
             self._require_kept(partition, offset)
-            self._ids[partition] = _before(offset) if rows else offset or "0-0"
+            self._ids[partition] = _before(offset) if rows else offset or _FIRST
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         if not wanted:
@@ -82,7 +94,11 @@ class RedisSource:
             key = name.decode()
             if len(entries) == _POLLED:
                 self.at_end.discard(key)
-            self._ids[key] = entries[-1][0].decode()
+            if self._ids[key] != self._ends.get(key):
+                self._require_kept(key, self._ids[key])
+            self._ids[key] = self._ends[key] = entries[-1][0].decode()
+            if key not in self.at_end:
+                del self._ends[key]
             for number, fields in entries:
                 offset = number.decode()
                 found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
@@ -108,19 +124,26 @@ class RedisSource:
         return json.dumps(text).encode()
 
     def _require_kept(self, key: str, offset: str) -> None:
-        """Raises DataError if messages behind a place may have been trimmed."""
-        if not offset or not self._asked("exists", key):
+        """Raises DataError if messages behind an offset were trimmed, as far as Redis tells.
+
+        Where the message of the offset itself is gone, only a stream that was at its end then is known to
+        have lost nothing.
+        """
+        if offset in ("", _FIRST) or _numbers(offset)[1] == _LARGEST:  # the start, or a time to start at
             return
-        info = self._asked("xinfo_stream", key)
-        if not info["first-entry"] or _numbers(offset) >= _numbers(
-            info["last-generated-id"].decode()
-        ):
-            return
-        first = info["first-entry"][0].decode()
-        if _numbers(first) > _numbers(offset):
+        last, first = _FIRST, ""
+        if self._asked("exists", key):
+            info = self._asked("xinfo_stream", key)
+            last = info["last-generated-id"].decode()
+            first = info["first-entry"][0].decode() if info["first-entry"] else ""
+        is_lost = _numbers(last) != _numbers(offset)
+        if first:
+            is_lost = _numbers(first) > _numbers(offset)
+        if is_lost:
             raise DataError(
-                f"{self._url}: the first message of {key!r} is {first}, but the run goes on after {offset}, "
-                "and what was between is gone: start from a later checkpoint, or a new run with start="
+                f"{self._url}: the first message of {key!r} is {first or 'gone'}, but the run goes on after "
+                f"{offset}, and what was between is gone: start from a later checkpoint, or a new run with "
+                "start="
             )
 
     def _asked(self, call: str, *args: Any, **options: Any) -> Any:

@@ -26,6 +26,7 @@ from ctr_ps.protos.errors import UsageError
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d)")
 _LEAST_MS = 10**11  # in seconds the year 5138, in milliseconds 1973
+_LEAST_US = 10**14  # in milliseconds the year 5138, in microseconds 1973
 _PARTLY = re.compile(r"(.*) \+([0-9]+)", re.DOTALL)
 
 _NUMBER = re.compile(r"[0-9]+\Z")
@@ -127,16 +128,26 @@ class StreamUrl:
 def stream_url(text: str) -> StreamUrl:
     """Returns what a URL says; "$NAME" in host or options is an environment variable. Raises UsageError."""
     parts = urlsplit(text)
+    # Without what may be a password.
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if parts.scheme not in _SOURCES:
-        raise UsageError(
-            f"{text!r} is not a stream: expected one of {', '.join(f'{each}://' for each in _SOURCES)}"
-        )
-    options = {key: os.path.expandvars(value) for key, value in parse_qsl(parts.query)}
+        known = ", ".join(f"{each}://" for each in _SOURCES)
+        raise UsageError(f"{shown!r} is not a stream: expected one of {known}")
+    options = dict(parse_qsl(parts.query.replace("+", "%2B")))
+    for key, value in {**options, "password": parts.password or "$"}.items():
+        if "password" in key and not value.startswith("$"):
+            raise UsageError(
+                f"{shown}: a password is saved with the job: write a variable of the environment, as "
+                f"{key}=$NAME"
+            )
+    options = {key: _expanded(value) for key, value in options.items()}
     path = unquote(parts.path)
+    if parts.scheme == "folder" and parts.netloc:
+        raise UsageError(f"{shown}: write folder:///{parts.netloc}{path}, with three slashes")
     found = StreamUrl(
         text=text,
         kind=parts.scheme,
-        address=os.path.expandvars(parts.netloc),
+        address=_expanded(parts.netloc),
         name=path if parts.scheme == "folder" else path.lstrip("/"),
         start=options.pop("start", "earliest"),
         end=options.pop("end", ""),
@@ -146,9 +157,16 @@ def stream_url(text: str) -> StreamUrl:
     )
     if not found.name:
         raise UsageError(
-            f"{text!r} names no stream: write kafka://broker:9092/topic, or as docs/online.md says"
+            f"{shown!r} names no stream: write kafka://broker:9092/topic, or as docs/online.md says"
         )
     _ = found.start_ms, found.end_ms
+    return found
+
+
+def _expanded(text: str) -> str:
+    found = os.path.expandvars(text)
+    if missing := re.search(r"\$(\w+)", found):
+        raise UsageError(f"the environment has no {missing[1]}, which the stream's URL names")
     return found
 
 
@@ -171,12 +189,14 @@ def duration_ms(text: str) -> float:
 
 
 def event_ms(value: bytes, column: str) -> int | None:
-    """Returns the time in a column of the first row of JSON, ISO or seconds or milliseconds since 1970."""
-    with suppress(ValueError, TypeError, KeyError, UsageError, OverflowError):
+    """Returns the time in a column of the first row of JSON: ISO, or s, ms or us since 1970; None: none."""
+    with suppress(ValueError, TypeError, KeyError, UsageError, OverflowError, RecursionError):
         found = json.loads(value.partition(b"\n")[0])[column]
         if isinstance(found, str):
             return time_ms(found, column)
-        return int(found * (1 if found >= _LEAST_MS else 1000))
+        return int(
+            found / 1000 if found >= _LEAST_US else found if found >= _LEAST_MS else found * 1000
+        )
     return None
 
 

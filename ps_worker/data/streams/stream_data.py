@@ -15,7 +15,7 @@ from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.store import WorkerProgress
 from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.data.streams.decoding import MessageDecoder, Rows
-from ctr_ps.ps_worker.data.streams.merging import Merger
+from ctr_ps.ps_worker.data.streams.merging import MOST_MERGED, Merger
 from ctr_ps.ps_worker.data.streams.source import (
     START,
     Message,
@@ -32,6 +32,9 @@ FOREVER = float("inf")
 
 IDLE_S = 0.05
 """How long a batch waits for more rows of a stream that has no more."""
+
+IDLE_PASS_S = 10.0
+"""How long a pass of a number of rows waits for more of them."""
 
 LOOK_S = 30.0
 """How often new partitions are looked for."""
@@ -91,6 +94,7 @@ class StreamData:
         sent: int = 0,
         sent_places: Mapping[str, str] | None = None,
         time_ms: int = 0,  # of the newest message before
+        is_resumed: bool = False,  # whether the run has begun before
         # called now and then while no message comes; whether an empty batch is to be yielded
         on_idle: Callable[[], bool] = lambda: False,
         stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
@@ -103,8 +107,11 @@ class StreamData:
         self._source = open_source(reading.url)
         self._looked_s = time.monotonic()
         own = self._own_partitions()
-        # Places that no position has had yet.
-        self._untold = {each: self._source.start_of(each) for each in own if each not in places}
+        # A file is read as a whole.
+        self._most_merged = 1 if reading.url.kind == "folder" else MOST_MERGED
+        # Places that no position has had yet. A partition that came since a run began is read from its start.
+        start_of = (lambda _: START) if places or is_resumed else self._source.start_of
+        self._untold = {each: start_of(each) for each in own if each not in places}
         self._places = {each: places.get(each, self._untold.get(each, START)) for each in own}
         is_to_now = reading.url.end == "latest"
         self._ends = {each: self._source.last_of(each) for each in own} if is_to_now else None
@@ -121,7 +128,8 @@ class StreamData:
         self.left_out = 0  # messages that were too late, by the option `late`
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before.
-        self._owed = 0
+        # With the first one, servers know where a run began that begins at the end of partitions.
+        self._owed = int(any(self._untold.values()))
 
     def _own_partitions(self) -> list[str]:
         reading, found = self._reading, self._source.partitions()
@@ -156,7 +164,8 @@ class StreamData:
         """Yields the batches of a pass, each with the position after it.
 
         The pass ends before the first message of `before_ms`, or when it is that time and there is none; with
-        `max_rows` after so many of this worker, of which `rows` were yielded before.
+        `max_rows` after so many of this worker, of which `rows` were yielded before, or when none came for
+        `IDLE_PASS_S`.
         """
 
         def yielded(pieces: Sequence[Batch]) -> tuple[Batch, StreamPosition]:
@@ -175,10 +184,12 @@ class StreamData:
         held: list[Batch] = []
         size, batch_size = 0, self._reading.batch_size
         most = max_rows or FOREVER
+        last_s = time.monotonic()
         while rows + size < most:
             left = 0 if self._rows is None else self._rows.left
             if not left and not self._read(before_ms):
-                if self._is_at_end(before_ms):
+                is_idle = max_rows and time.monotonic() - last_s > IDLE_PASS_S
+                if is_idle or self._is_at_end(before_ms):
                     break
                 if held or self._owed > 0 or self._on_idle():
                     yield yielded(held)
@@ -186,6 +197,7 @@ class StreamData:
                 continue
             if self._rows is None or not self._rows.left:
                 continue
+            last_s = time.monotonic()
             part, places = self._rows.take(int(min(batch_size - size, most - rows - size)))
             held.append(part)
             size += part.size
@@ -228,7 +240,7 @@ class StreamData:
                 self.latest_ms = max(self.latest_ms, behind_ms)
             if behind_ms > self._reading.url.late_ms:
                 self.left_out += 1
-                message = replace(message, value=b"")  # noqa: PLW2901
+                message = replace(message, value=b"")  # noqa: PLW2901 (no rows)
             self._time_ms = max(self._time_ms, message.time_ms)
             found.append(message)
         return found
@@ -254,13 +266,19 @@ class StreamData:
                 self._places,
                 ends=self._ends,
                 end_ms=url.end_ms,
-                time=url.time,
+                time_column=url.time,
+                most_merged=self._most_merged,
                 stall_limit_s=self._stall_limit_s,
             )
             self._after = _partly_read(self._places)
         elif self._ends is None and time.monotonic() - self._looked_s > LOOK_S:
             self._looked_s = time.monotonic()
-            if new := [each for each in self._own_partitions() if each not in self._places]:
+            new = []
+            try:
+                new = [each for each in self._own_partitions() if each not in self._places]
+            except DataError as error:  # reading says so, if it lasts
+                logger.warning("cannot look for new partitions: %s", error)
+            if new:
                 logger.info("the stream has new partitions: %s", ", ".join(new))
                 self._merger.add(dict.fromkeys(new, START))
                 self._note(dict.fromkeys(new, START))
@@ -279,7 +297,9 @@ class StreamData:
         source = open_source(self._reading.url)
         try:
             limit_s, time_column = self._stall_limit_s, self._reading.url.time
-            merger = Merger(source, starts, ends=ends, time=time_column, stall_limit_s=limit_s)
+            merger = Merger(
+                source, starts, ends=ends, time_column=time_column, stall_limit_s=limit_s
+            )
             messages: list[Message] = []
             while not merger.is_over:
                 messages += merger.take(FOREVER, IDLE_S)
@@ -329,7 +349,9 @@ def dealt_again(
     places = {name: at for each in progress.values() for name, at in each.partitions.items()}
     positions = [found for each in progress.values() if (found := position_of(each)) is not None]
     latest = max(positions, key=lambda each: each.epoch)
-    text = replace(latest, rows=0, partitions={}).to_json()
+    # The oldest of the newest rows: with a later one some would be too late.
+    time_ms = min(each.time_ms for each in positions)
+    text = replace(latest, rows=0, time_ms=time_ms, partitions={}).to_json()
     return {
         worker: WorkerProgress(
             incarnation=0,

@@ -101,14 +101,23 @@ class Training:
         if self.stream is not None and has_stream:
             start = position_of(run.earlier_progress)
 
-            def is_awaited() -> bool:
-                # With the batch that follows, training sees that it is told to end.
-                return self.is_told_to_end() or run.worker in run.store.status().awaited
-
-            with closing(self.stream.open(run.earlier_progress, is_awaited)) as stream:
+            is_resumed = first > 1 + (last if self.plan.train_files else 0)
+            with closing(
+                self.stream.open(run.earlier_progress, self._on_idle, is_resumed=is_resumed)
+            ) as stream:
                 named = ", ".join(stream.partitions) or "no partition"
                 logger.info("worker %d reads %s of %s", run.worker, named, self.stream.name)
                 yield from Windows(stream, run, self.stream.length, start).windows(first)
+
+    def _on_idle(self) -> bool:
+        """Says whether to train an empty batch while the stream of this worker has no rows.
+
+        With that, training sees that it is told to end, and in synchronous steps others go on.
+        """
+        run = self.run
+        run.communicator.let_others_begin()
+        is_sync = self.plan.job.strategy.is_sync and run.num_workers > 1
+        return self.is_told_to_end() or (is_sync and run.worker in run.store.status().awaited)
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""

@@ -35,6 +35,8 @@ class Windows:
         self._length = length
         self._start = start
         self._agreed: tuple[int, float] = (0, 0.0)  # number of a window, and its end
+        # End of the window before; ends only grow.
+        self._last_ms = 0.0 if start is None or start.before_ms is None else start.before_ms
 
     def windows(self, first: int) -> Iterator[Pass]:
         """Yields the windows from number `first` on, up to the end of the stream."""
@@ -61,20 +63,22 @@ class Windows:
             before_ms = FOREVER
             if start is not None and start.epoch == number and start.before_ms is not None:
                 before_ms = start.before_ms
-            own = np.array([self._data.next_ms(), before_ms])
-            next_ms, before_ms = self._run.all_reduce(own, ReduceOp.MIN, f"window-{number}-start")
+            last_ms = self._last_ms if before_ms == FOREVER else 0.0
+            own = np.array([self._data.next_ms(), before_ms, -last_ms])
+            found = self._run.all_reduce(own, ReduceOp.MIN, f"window-{number}-start").tolist()
+            next_ms, before_ms, last_ms = found[0], found[1], -found[2]
             if before_ms == FOREVER:
-                before_ms = self._length.end_after(float(next_ms))
-            self._agreed = number, float(before_ms if next_ms < FOREVER else np.nan)
-        found = self._agreed[1]
-        return None if np.isnan(found) else found
+                before_ms = self._length.end_after(max(next_ms, last_ms))
+            self._last_ms = before_ms if before_ms < FOREVER else 0.0
+            self._agreed = number, before_ms if next_ms < FOREVER else np.nan
+        return None if np.isnan(self._agreed[1]) else self._agreed[1]
 
     def _batches(self, number: int, before_ms: float) -> Generator[Positioned, None, None]:
         start, rows = self._start, 0
         if start is not None and start.epoch == number:
             rows = start.rows
         # A lost process before this one has come to the end of the window.
-        if self._run.is_repeating or not self._data.partitions:
+        if self._run.is_repeating:
             return
         max_rows = -(-self._length.rows // self._run.num_workers)
         late, left_out = self._data.late, self._data.left_out

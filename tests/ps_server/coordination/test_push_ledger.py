@@ -179,7 +179,7 @@ def test_a_resumed_run_has_the_places_of_its_checkpoint_until_it_pushes() -> Non
     ("partitions", "fault"),
     [
         ({f"p/{k}": "0" for k in range(10_001)}, "reports 10001 partitions, expected up to 10000"),
-        ({"p": "x" * 257}, "a partition of more than 256 characters"),
+        ({"p": "x" * 1025}, "a partition of more than 1024 characters"),
     ],
 )
 def test_implausible_partitions_are_refused(partitions: dict[str, str], fault: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.streams import merging
 from ctr_ps.ps_worker.data.streams.merging import Merger
 from ctr_ps.ps_worker.data.streams.source import Message
 from tests.support.streams import MemorySource, Messages
@@ -80,8 +81,44 @@ def test_messages_up_to_the_last_offsets_are_read_and_none_after_them() -> None:
 def test_messages_before_a_time_to_end_at_are_read() -> None:
     merger = merger_of(MemorySource(of_times({"a": [1, 2, 9], "b": [8, 3]})), end_ms=5)
 
-    assert [each.time_ms for each in all_of(merger)] == [1, 2]
+    assert [each.time_ms for each in all_of(merger)] == [1, 2, 3]
     assert merger.is_over
+
+
+def test_a_partition_ends_at_a_message_long_after_the_time_to_end_at() -> None:
+    source = MemorySource(of_times({"a": [1, 600_005, 2]}))
+    merger = merger_of(source, end_ms=5)
+
+    assert [each.time_ms for each in all_of(merger)] == [1]
+    assert merger.is_over
+
+
+def test_a_message_of_the_future_takes_the_time_of_the_one_before() -> None:
+    """Else nothing behind it would be read before its time comes."""
+    merger = merger_of(MemorySource(of_times({"a": [1, 10**15, 2], "b": [3]})))
+
+    assert [(each.partition, each.time_ms) for each in all_of(merger)] == [
+        ("a", 1),
+        ("a", 1),
+        ("a", 2),
+        ("b", 3),
+    ]
+    assert merger.num_future == 1
+
+
+def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST_QUEUED_BYTES", 100)
+    messages = {name: [(k, b"x" * 30) for k in range(50)] for name in "ab"}
+    source = MemorySource(messages)
+    merger = merger_of(source)
+
+    found = []
+    while taken := merger.take(float("inf"), 0.0):
+        found += taken
+        assert merger._bytes <= 100 + 2 * 7 * 30, "beside what one poll brings"
+
+    assert len(found) == 100
+    assert merger._bytes == 0
 
 
 def test_a_partition_that_is_full_is_not_polled_while_another_is_waited_for() -> None:

@@ -285,6 +285,13 @@ def test_redis_messages_without_the_field_are_all_fields_as_json(port: int) -> N
         ("kafka://host:9092/clicks?start=yesterday", "start is 'yesterday', expected earliest"),
         ("kafka://host:9092/clicks?start=2026-13-05", "start is '2026-13-05', expected earliest"),
         ("folder:///tmp?color=red", "has the unknown option 'color'"),
+        ("folder://data/in", "write folder:///data/in, with three slashes"),
+        ("kafka://me:pw@host/x", r"kafka://host/x: a password is saved with the job"),
+        (
+            "kafka://host/x?sasl.password=pw",
+            r"write a variable of the environment, as sasl.password=\$NAME",
+        ),
+        ("kafka://host/x?sasl.password=$MISSING_ONE", "the environment has no MISSING_ONE"),
         ("kafka://127.0.0.1:1/clicks?no.such=1", 'No such configuration property: "no.such"'),
         ("redis://127.0.0.1:1/clicks?no_such=1", "no_such"),
     ],
@@ -292,6 +299,58 @@ def test_redis_messages_without_the_field_are_all_fields_as_json(port: int) -> N
 def test_wrong_urls_are_refused(url: str, fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
         open_source(stream_url(url))
+
+
+def test_files_that_come_too_late_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "part-2").write_text("x")
+    source = FolderSource(stream_url(f"folder://{tmp_path}?partitions=1"))
+    source.seek({"0": ""})
+    source.poll(["0"], 0.0)
+
+    (tmp_path / "part-1").write_text("x")
+    found = [source.poll(["0"], 0.0) for _ in range(2)]
+
+    assert found == [[], []]
+    assert [each.message for each in caplog.records] == [
+        "a file came after later ones, and is not read: part-1"
+    ]
+
+
+@pytest.mark.parametrize("cause", ["emptied", "deleted", "overtaken"])
+def test_messages_of_redis_that_are_trimmed_unread_are_named(port: int, cause: str) -> None:
+    client = redis.Redis(port=port)
+    for number in range(1, 6):
+        client.xadd(cause, {"value": b"x"}, id=f"{number}-0")
+    source = open_source(stream_url(f"redis://127.0.0.1:{port}/{cause}"))
+    if cause == "overtaken":
+        source.seek({cause: "2-0"})
+        client.xtrim(cause, maxlen=1, approximate=False)
+    elif cause == "emptied":
+        client.xtrim(cause, maxlen=0, approximate=False)
+    else:
+        client.delete(cause)
+
+    def go_on() -> object:
+        return source.poll([cause], 0.1) if cause == "overtaken" else source.seek({cause: "2-0"})
+
+    with pytest.raises(DataError, match="and what was between is gone"):
+        go_on()
+    source.close()
+
+
+def test_what_was_read_may_be_trimmed(port: int) -> None:
+    client = redis.Redis(port=port)
+    client.xadd("read", {"value": b"x"}, id="1-0")
+    source = open_source(stream_url(f"redis://127.0.0.1:{port}/read?socket_timeout=5&db=0"))
+    source.seek({"read": ""})
+    source.poll(["read"], 0.1)
+    client.xtrim("read", maxlen=0, approximate=False)
+    client.xadd("read", {"value": b"y"}, id="2-0")
+
+    assert [each.value for each in source.poll(["read"], 0.1)] == [b"y"]
+    source.close()
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
