@@ -198,19 +198,28 @@ def rows_behind(data: Path, places: dict[str, str]) -> int:
     return found
 
 
-def test_a_worker_without_messages_holds_nobody_back(data: Path, port: int, tmp_path: Path) -> None:
-    """Partition 1 is empty until all of partition 0 is trained; then its rows are."""
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_without_messages_holds_nobody_back(
+    mode: str, data: Path, port: int, tmp_path: Path
+) -> None:
+    """The partition of worker 0 is empty until all of the other is trained; then its rows are."""
     client = redis.Redis(port=port)
-    url = f"redis://127.0.0.1:{port}/live-0,live-1"
+    first, second = f"{mode}-0", f"{mode}-1"
     rows = sorted((data / "train").glob("part-*"))[0].read_bytes().splitlines()
-    add(client, "live-0", rows[:2000])
+    add(client, second, rows[:2000])
     settings = settings_of(
-        data, tmp_path, data__stream=url, data__pass_every="1 h", checkpoint__every_steps="0"
+        data,
+        tmp_path,
+        data__stream=f"redis://127.0.0.1:{port}/{first},{second}",
+        data__pass_every="1 h",
+        checkpoint__every_steps="0",
+        strategy=f"{{mode='{mode}'}}",
     )
     with RunningJob(tmp_path, training(settings)) as job:
         wait_until(lambda: examples(job) >= 2000, 90)
-        add(client, "live-1", rows[2000:2500])
+        add(client, first, rows[2000:2500])
         wait_until(lambda: examples(job) >= 2500, 30)
+        time.sleep(1.0)  # for the empty batches after the last rows
         steps = steps_of(job)
         time.sleep(2.0)  # in which nothing may happen
 
