@@ -39,6 +39,7 @@ from ctr_ps.ps_worker.job.model import (
     trained_model,
     with_rates_of_tables,
 )
+from ctr_ps.ps_worker.job.streams import TrainingStream
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
@@ -193,6 +194,8 @@ def plan_of(
         format_of_job(job)
     warm_start_of(job, of_model.model)
     _require_order(job)
+    if job.data.stream:
+        TrainingStream(job, schema, role.worker_index, role.num_workers)  # checks it
     require_other_folder(job)
     breakdown_of(job, schema)
     files: dict[str, list[str]] = {}

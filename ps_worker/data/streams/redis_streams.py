@@ -129,7 +129,9 @@ class RedisSource:
         Where the message of the offset itself is gone, only a stream that was at its end then is known to
         have lost nothing.
         """
-        if offset in ("", _FIRST) or _numbers(offset)[1] == _LARGEST:  # the start, or a time to start at
+        if (
+            offset in ("", _FIRST) or _numbers(offset)[1] == _LARGEST
+        ):  # the start, or a time to start at
             return
         last, first = _FIRST, ""
         if self._asked("exists", key):

@@ -1,0 +1,151 @@
+"""The windows of a stream: where all workers end them, whatever each has."""
+
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
+from ctr_ps.ps_worker.job.streams import PassLength, pass_length
+from ctr_ps.ps_worker.run.training_job.windows import Windows
+
+MINUTE = 60_000.0
+
+
+class Rows:
+    """Stands for `StreamData`: rows of some times, each a batch."""
+
+    late = left_out = latest_ms = 0
+
+    def __init__(self, times: list[float], *, is_live: bool = False, now_ms: float = 0.0) -> None:
+        self.times = times
+        self._none = now_ms if is_live else math.inf
+
+    def next_ms(self) -> float:
+        return self.times[0] if self.times else self._none
+
+    def batches(self, epoch: int, *, before_ms: float, max_rows: int, rows: int) -> Iterator[Any]:
+        number = rows
+        while self.times and self.times[0] < before_ms and (not max_rows or number < max_rows):
+            number += 1
+            yield self.times.pop(0)
+
+
+def windows_of(
+    rows: Rows,
+    length: PassLength,
+    start: StreamPosition | None = None,
+    *,
+    others: Callable[[], Numbers] | None = None,
+    num_workers: int = 1,
+    is_repeating: bool = False,
+) -> Windows:
+    def all_reduce(values: Numbers, op: ReduceOp, name: str) -> Numbers:
+        assert op is ReduceOp.MIN
+        return values if others is None else np.minimum(values, others())
+
+    run = SimpleNamespace(all_reduce=all_reduce, num_workers=num_workers, is_repeating=is_repeating)
+    return Windows(rows, run, length, start)  # type: ignore[arg-type]
+
+
+def trained(windows: Windows, first: int = 1) -> dict[int, list[float]]:
+    found = {}
+    for each in windows.windows(first):
+        found[each.number] = list(each.batches)
+        if each.ends():
+            break
+    return found
+
+
+def test_windows_end_at_multiples_of_their_length() -> None:
+    times = [59_000.0, 59_999.0, 60_000.0, 61_000.0, 400_000.0]
+
+    found = trained(windows_of(Rows(times.copy()), PassLength(milliseconds=MINUTE)))
+
+    assert found == {1: times[:2], 2: times[2:4], 3: times[4:]}
+
+
+def test_a_window_begins_with_the_oldest_row_of_all_workers() -> None:
+    """So one without rows of that time has none in it."""
+    others = iter([10_000.0, 70_000.0, 200_000.0, math.inf, math.inf])
+
+    found = trained(
+        windows_of(
+            Rows([130_000.0, 200_000.0]),
+            PassLength(milliseconds=MINUTE),
+            others=lambda: np.array([next(others), math.inf, 0.0]),
+        )
+    )
+
+    assert found == {1: [], 2: [], 3: [130_000.0], 4: [200_000.0]}
+
+
+def test_a_late_row_makes_no_second_window_of_the_same_end() -> None:
+    found = trained(
+        windows_of(Rows([61_000.0, 121_000.0, 119_000.0]), PassLength(milliseconds=MINUTE))
+    )
+
+    assert found == {1: [61_000.0], 2: [121_000.0, 119_000.0]}
+
+
+def test_a_resumed_window_ends_where_it_would_have() -> None:
+    start = StreamPosition(epoch=3, before_ms=120_000.0)
+
+    found = trained(
+        windows_of(Rows([30_000.0, 119_000.0, 121_000.0]), PassLength(milliseconds=MINUTE), start),
+        first=3,
+    )
+
+    assert found == {3: [30_000.0, 119_000.0], 4: [121_000.0]}
+
+
+def test_a_window_of_rows_has_the_share_of_each_worker() -> None:
+    start = StreamPosition(epoch=1, rows=2)
+
+    found = trained(
+        windows_of(Rows([float(k) for k in range(10)]), PassLength(rows=12), start, num_workers=3)
+    )
+
+    assert [len(each) for each in found.values()] == [2, 4, 4]
+
+
+def test_rows_of_a_window_that_a_lost_process_has_ended_are_not_trained() -> None:
+    rows = Rows([1_000.0, 61_000.0])
+
+    windows = windows_of(rows, PassLength(milliseconds=MINUTE), is_repeating=True)
+    first = next(windows.windows(1))
+
+    assert list(first.batches) == []
+    assert len(rows.times) == 2
+
+
+def test_a_stream_without_a_length_of_passes_is_one() -> None:
+    found = trained(windows_of(Rows([1.0, 1e9, 2e12]), pass_length("")))
+
+    assert found == {1: [1.0, 1e9, 2e12]}
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("90 s", PassLength(milliseconds=90_000)),
+        ("1.5 min", PassLength(milliseconds=90_000)),
+        ("2h", PassLength(milliseconds=7_200_000)),
+        ("1 d", PassLength(milliseconds=86_400_000)),
+        ("5000 rows", PassLength(rows=5000)),
+        ("1.5 M rows", PassLength(rows=1_500_000)),
+    ],
+)
+def test_lengths_of_passes(text: str, length: PassLength) -> None:
+    assert pass_length(text) == length
+
+
+@pytest.mark.parametrize("text", ["ten minutes", "0 min", "0 rows", "-1 s", "5"])
+def test_wrong_lengths_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"length of a pass|no duration"):
+        pass_length(text)
