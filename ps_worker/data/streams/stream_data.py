@@ -128,6 +128,8 @@ class StreamData:
         self.left_out = 0  # messages that were too late, by the option `late`
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before.
+        # Of several threads one may take two.
+        self._most_owed = 1 if reading.thread_num == 1 else 2 * reading.thread_num
         # With the first one, servers know where a run began that begins at the end of partitions.
         self._owed = int(any(self._untold.values()))
 
@@ -173,7 +175,7 @@ class StreamData:
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
             batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
-            self._owed = self._reading.thread_num if batch.size else self._owed - 1
+            self._owed = self._most_owed if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
                 epoch=epoch, rows=rows, before_ms=end, time_ms=self._told_ms, partitions=told
