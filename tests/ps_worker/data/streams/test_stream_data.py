@@ -251,13 +251,13 @@ def test_rows_without_a_click_are_sampled_alike_wherever_a_batch_begins(stream: 
 
 
 def test_places_of_any_number_of_workers_are_dealt_to_another() -> None:
-    position = StreamPosition(epoch=4, rows=70, before_ms=9.0)
+    position = StreamPosition(epoch=4, rows=70, before_ms=9.0, time_ms=50)
     progress = {
         worker: WorkerProgress(
             incarnation=1,
             sequence=5,
             step=10 + worker,
-            position=position.to_json(),
+            position=replace(position, time_ms=50 + worker).to_json(),
             partitions={f"clicks/{k}": f"{k}0" for k in range(worker, 10, 3)},
         )
         for worker in range(3)
@@ -301,7 +301,7 @@ def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.Monkey
     source = MemorySource({"clicks/0": clicks(5, rows=2), "clicks/1": []})
     monkeypatch.setattr(stream_data, "open_source", lambda _: source)
     number = len(rows_of(source.messages))
-    idle: list[bool] = [True, False, True]  # from the last on
+    idle: list[bool] = [True, False, True, False]  # from the last on
     reading = Reading(
         url=stream_url("kafka://broker:9092/clicks"),
         schema=SCHEMA,
@@ -312,11 +312,15 @@ def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.Monkey
     decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
     batches = StreamData(reading, decoder, places={}, on_idle=idle.pop).batches(1)
 
-    sizes = [next(batches)[0].size for _ in range(4)]
+    sizes = [next(batches)[0].size for _ in range(3)]
+    were_asked = len(idle) < 4
+    sizes.append(next(batches)[0].size)
     source.messages["clicks/1"] += clicks(1, seed=1, rows=1, start_ms=0)
     found, position = next(batches)
 
     assert sizes == [number - 1, 1, 0, 0]
+    assert not were_asked
+    assert idle in ([True], [True, False])
     assert found.size in (0, 1)
     assert position.partitions in ({}, {"clicks/1": "0"})
 
