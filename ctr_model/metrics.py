@@ -274,6 +274,13 @@ class ClickMetrics:
             return math.nan
         return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
 
+    def normalized_entropy(self) -> float:
+        """Returns the log loss over that of the click rate, below 1 if better; nan with one class only.
+
+        He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014, section 3.
+        """
+        return self.log_loss() / self.base_log_loss()
+
     def accuracy(self) -> float:
         """Returns the share of examples on the right side of 0.5; nan if empty."""
         return self._mean(_CORRECT)

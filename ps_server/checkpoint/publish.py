@@ -4,7 +4,9 @@
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
     BEST                      likewise, of the one with the best validation
-    FINAL                     likewise, of an ended run's final model, until the next save or run
+    PUBLISHED                 likewise, of the one that readers of the folder take, instead of LATEST: of an
+                              ended run's final model, until the next save or run; of a run with a gate what
+                              has passed it or was published by hand, empty before that
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -25,9 +27,9 @@ from pathlib import Path
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
-    FINAL,
     LATEST,
     MANIFEST,
+    PUBLISHED,
     TOKEN,
     TOKEN_CHARACTERS,
     DamagedManifestError,
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
-_UNFINISHED = re.compile(r"FINAL|(?:LATEST|BEST|FINAL|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
+_UNFINISHED = re.compile(r"(?:LATEST|BEST|PUBLISHED|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -153,17 +155,20 @@ def read_manifest(target: Folder) -> Manifest:
     return read_published(target).manifest
 
 
-def write_latest(root: str | Path, name: str, before: str | None = None) -> None:
+def write_latest(
+    root: str | Path, name: str, before: str | None = None, *, is_gated: bool = False
+) -> None:
     """Makes `name` the latest of the checkpoints in `root`; CheckpointError if it is none, or not the newest.
 
-    `before` is `latest_in(root)` at the start of the run. If LATEST has changed since, the new one is of this
-    run, and is replaced only by one of at least its version. None: any is replaced.
+    Readers take it, too, unless `is_gated`. `before` is `latest_in(root)` at the start of the run. If LATEST
+    has changed since, the new one is of this run, and is replaced only by one of at least its version. None:
+    any is replaced.
     """
     folder = folder_at(root)
     if before is not None:
         _require_newest(folder, name, before)
-    if folder.has(FINAL):
-        folder.remove_file(FINAL)
+    if not is_gated and folder.has(PUBLISHED):
+        folder.remove_file(PUBLISHED)
     _write_name(folder, LATEST, name, "latest")
 
 
@@ -203,9 +208,36 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
         )
 
 
-def write_best(root: str | Path, name: str, file: str = BEST) -> None:
-    """Makes `name` the best (FINAL: final) of the checkpoints in `root`; CheckpointError if it is none."""
-    _write_name(folder_at(root), file, name, "best")
+def write_best(root: str | Path, name: str) -> None:
+    """Makes `name` the best of the checkpoints in `root`; CheckpointError if it is none."""
+    _write_name(folder_at(root), BEST, name, "best")
+
+
+def write_published(root: str | Path, name: str) -> None:
+    """Has readers of `root` take its checkpoint `name`; "": none yet. CheckpointError if it is none."""
+    folder = folder_at(root)
+    if name:
+        _write_name(folder, PUBLISHED, name, "published")
+    else:
+        folder.put(PUBLISHED, b"\n")
+
+
+def published_name(root: str | Path) -> str | None:
+    """Returns what PUBLISHED names in a folder, "" before the first; None: readers take the latest."""
+    folder = folder_at(root)
+    return _named_by(folder, PUBLISHED) if folder.has(PUBLISHED) else None
+
+
+def begin_gate(root: str | Path, *, is_fresh: bool) -> None:
+    """Has readers of `root` take what they do now until a checkpoint passes; of a fresh run, none.
+
+    What an earlier run has published goes by a name that the fresh one saves again.
+    """
+    folder = folder_at(root)
+    if is_fresh:
+        write_published(root, "")
+    elif not folder.has(PUBLISHED):
+        write_published(root, _named_by(folder, LATEST) if folder.has(LATEST) else "")
 
 
 def best_in(root: str | Path) -> str | None:
@@ -221,14 +253,14 @@ def forget_best(root: str | Path) -> None:
 
 
 def resolve(url: str | Path) -> Folder:
-    """Returns the folder of the checkpoint `url`, of the final or latest one in that folder, or its BEST.
+    """Returns the folder of the checkpoint `url`, of the published or latest one in that folder, or its BEST.
 
     Raises CheckpointError if there is none; names what is missing.
     """
     folder = folder_at(url)
     if folder.has(MANIFEST):
         return folder
-    if folder.name in (LATEST, BEST):
+    if folder.name in (LATEST, BEST, PUBLISHED):
         root = folder_at(folder.url.rpartition("/")[0])
         if root.has(folder.name):
             return _resolve_name(root, folder.name)
@@ -237,7 +269,7 @@ def resolve(url: str | Path) -> Folder:
                 f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
                 "the path of a checkpoint, or that of the folder to use its newest one"
             )
-    for file in (FINAL, LATEST):
+    for file in (PUBLISHED, LATEST):
         if folder.has(file):
             return _resolve_name(folder, file)
     if not folder.files() and not folder.folders():
@@ -250,6 +282,12 @@ def resolve(url: str | Path) -> Folder:
 
 def _resolve_name(root: Folder, file: str) -> Folder:
     name = _named_by(root, file)
+    if file == PUBLISHED and not name:
+        raise CheckpointError(
+            f"no checkpoint in {root.url} is published yet: none has passed the gate of its run ([publish] "
+            f"of the job); `ps-ckpt publish {root.url} NAME` publishes one all the same, {root.url}/{LATEST} "
+            "is the newest"
+        )
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
             f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: it has no "
@@ -326,8 +364,8 @@ def _remove_data(target: Folder, *, keep: str) -> None:
 def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
 
-    Never removes those named by LATEST, BEST and FINAL, those of kind inference, and the bases of others; 0
-    keeps all. Returns the names of the removed ones.
+    Never removes those named by LATEST, BEST and PUBLISHED, those of kind inference, and the bases of others;
+    0 keeps all. Returns the names of the removed ones.
     """
     if not number:
         return []
@@ -348,7 +386,7 @@ def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
 
 
 def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
-    named = [_named_by(folder, file) for file in (LATEST, BEST, FINAL) if folder.has(file)]
+    named = [_named_by(folder, file) for file in (LATEST, BEST, PUBLISHED) if folder.has(file)]
     kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
     removed = [name for name in manifests if name in old and name not in kept]
     for name in removed:
@@ -385,16 +423,19 @@ def manifests_in(root: str | Path) -> dict[str, Manifest]:
     return dict(sorted(manifests.items(), key=lambda item: (item[1].created, item[0])))
 
 
-def remove_unfinished(root: str | Path) -> list[str]:
+def remove_unfinished(root: str | Path, *, is_gated: bool = False) -> list[str]:
     """Removes the data of interrupted first saves, and unfinished files; returns the folders' names.
 
-    Must not be called during a save into the folder, which looks the same.
+    Unless `is_gated`, also PUBLISHED: readers of a run without a gate take its latest. Must not be called
+    during a save into the folder, which looks the same.
     """
     folder = folder_at(root)
     removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
     for name in removed:
         folder.child(name).remove()
     _remove_unfinished_files(folder)
+    if not is_gated and folder.has(PUBLISHED):
+        folder.remove_file(PUBLISHED)
     return removed
 
 

@@ -144,6 +144,7 @@ class PassFigures:
     auc: float  # nan with one class only
     log_loss: float  # mean
     base_log_loss: float  # of predicting its click rate for each example; nan with one class only
+    normalized_entropy: float  # log loss over that of the click rate; nan with one class only
     calibration: float  # predicted clicks over actual clicks; nan without clicks
     train_seconds: float  # waiting for the slowest included, without validations
     examples_per_s: float  # in these seconds
@@ -169,6 +170,7 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
         auc=metrics.auc(),
         log_loss=metrics.log_loss(),
         base_log_loss=metrics.base_log_loss(),
+        normalized_entropy=metrics.normalized_entropy(),
         calibration=metrics.calibration(),
         train_seconds=seconds,
         examples_per_s=metrics.examples / seconds if seconds > 0 else 0.0,
@@ -176,13 +178,14 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
     if run.is_first and figures.examples:
         logger.info(
             "pass epoch=%d examples=%d examples/s=%.0f auc=%.4f log_loss=%.5f base_log_loss=%.5f "
-            "calibration=%.3f",
+            "normalized_entropy=%.4f calibration=%.3f",
             figures.epoch,
             figures.examples,
             figures.examples_per_s,
             figures.auc,
             figures.log_loss,
             figures.base_log_loss,
+            figures.normalized_entropy,
             figures.calibration,
         )
         run.progress.warn_of_base_rate(metrics, f"the pass of epoch {each.number}")

@@ -14,6 +14,7 @@ from ctr_ps.ps_server.checkpoint.publish import (
     remove_unfinished,
     write_best,
     write_latest,
+    write_published,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from tests.support.checkpoints import fake_model, whole_at
@@ -65,6 +66,17 @@ def test_best_is_kept_however_old(tmp_path: Path) -> None:
 
     assert keep_last(tmp_path, 1, EPOCHS) == ["epoch-2", "epoch-3"]
     assert {"LATEST", "BEST", "epoch-1", "epoch-4"} == names_in(tmp_path)
+
+
+def test_published_one_and_its_base_are_kept_however_old(tmp_path: Path) -> None:
+    saved_epochs(tmp_path, 10, 20, 30, 40)
+    write_latest(tmp_path, "epoch-4")
+    manifest = replace(read_manifest(LocalFolder(tmp_path / "epoch-3")), base="epoch-1")
+    (tmp_path / "epoch-3" / "MANIFEST.json").write_text(manifest_to_json(manifest))
+    write_published(tmp_path, "epoch-3")
+
+    assert keep_last(tmp_path, 1, EPOCHS) == ["epoch-2"]
+    assert {"LATEST", "PUBLISHED", "epoch-1", "epoch-3", "epoch-4"} == names_in(tmp_path)
 
 
 def test_checkpoints_of_others_stay_with_what_they_need(tmp_path: Path) -> None:

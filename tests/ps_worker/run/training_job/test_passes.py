@@ -57,6 +57,8 @@ def test_figures_are_those_of_predictions_before_training(rows: Path) -> None:
     assert figures["calibration"] == pytest.approx(predictions.sum() / labels.sum(), rel=1e-6)
     rate = np.full(ROWS, labels.mean(), np.float64)
     assert figures["base_log_loss"] == pytest.approx(log_loss(labels, rate), rel=1e-6)
+    entropy = log_loss(labels, predictions) / log_loss(labels, rate)
+    assert figures["normalized_entropy"] == pytest.approx(entropy, rel=1e-6)
 
 
 def test_figures_are_of_all_workers_and_of_their_own_pass(
