@@ -21,10 +21,12 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import Version
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
     LATEST,
@@ -250,6 +252,23 @@ def best_in(root: str | Path) -> str | None:
 def forget_best(root: str | Path) -> None:
     """Removes `BEST`; the checkpoint itself stays."""
     folder_at(root).remove_file(BEST)
+
+
+def withdraw(root: str | Path, name: str, version: Version) -> None:
+    """Publishes nothing in place of `name`, if a save is about to replace it with another version."""
+    folder = folder_at(root)
+    if published_name(root) != name:
+        return
+    with suppress(DamagedManifestError):
+        if _is_checkpoint_in(folder, name) and read_manifest(folder.child(name)).version == version:
+            return  # as by a process that takes the place of the one that has just saved it
+    write_published(root, "")
+    logger.warning(
+        "%s/%s is replaced, and so no longer published: readers of the folder get an error until a "
+        "checkpoint passes",
+        folder.url,
+        name,
+    )
 
 
 def resolve(url: str | Path) -> Folder:

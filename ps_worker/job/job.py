@@ -19,6 +19,7 @@ from ctr_ps.ps_worker.job.sections import (
     DeviceSection,
     HeterSection,
     ModelSection,
+    PublishSection,
     RunSection,
     Section,
     TrainSection,
@@ -112,6 +113,7 @@ class Job(Section):
     strategy: StrategySection = StrategySection()
     device: DeviceSection = DeviceSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    publish: PublishSection = PublishSection()
     run: RunSection = RunSection()
     heter: HeterSection = HeterSection()
     cluster: ClusterSection = ClusterSection()
@@ -154,7 +156,21 @@ class Job(Section):
             self.strategy.refuse_without_use({"mode": reason}, "strategy")
         if self.data.stream and self.valid.every_steps:
             faults["every_steps"] = "but a stream is validated between passes: set data.pass_every"
+        if self.publish.is_gated and self.valid.final_model == "best":
+            faults["final_model"] = "but [publish] says what is published: leave it at 'last'"
         self.valid.refuse_without_use(faults, "valid")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_gate_without_use(self) -> Self:
+        why = "but no checkpoints are saved: set checkpoint.dir"
+        if self.checkpoint.dir:
+            why = "but only passes over a stream are judged: set data.stream"
+        if not (self.checkpoint.dir and self.data.stream):
+            faults = dict.fromkeys(
+                self.publish.non_default("max_log_loss", "max_ne", "margin"), why
+            )
+            self.publish.refuse_without_use(faults, "publish")
         return self
 
     def place_of(self, key: str) -> str:

@@ -314,6 +314,27 @@ class CheckpointSection(Section):
         return self
 
 
+class PublishSection(Section):
+    """What a pass has to be for readers to take its checkpoint; without limits they take each."""
+
+    max_log_loss: float = Field(0.0, ge=0)
+    max_ne: float = Field(0.0, ge=0)
+    margin: float = Field(0.0, ge=0)
+    sample_rows: int = Field(20_000, ge=1)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether there is a limit."""
+        return bool(self.max_log_loss or self.max_ne or self.margin)
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        if self.non_default("sample_rows") and not self.margin:
+            why = "but no rows are predicted by two models: set publish.margin"
+            self.refuse_without_use({"sample_rows": why})
+        return self
+
+
 class RunSection(Section):
     """The record of a run."""
 

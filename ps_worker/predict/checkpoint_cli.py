@@ -8,6 +8,7 @@ ps-ckpt nearest output/demo/model --slot ad --value 684
 ps-ckpt export output/demo/model served --kind inference
 ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
 ps-ckpt compact output/demo/model/step-900 compacted
+ps-ckpt publish output/demo/model epoch-3
 
 A folder of checkpoints stands for its latest one. Exit codes are those of protos/errors.py.
 """
@@ -34,6 +35,7 @@ from ctr_ps.ps_server.checkpoint.inspection import (
     inspect_table,
     verify_all,
 )
+from ctr_ps.ps_server.checkpoint.publish import published_name, resolve, write_published
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
@@ -105,6 +107,20 @@ def verify(
         f"whole: {checkpoint.url} files={summary['chain_files']} bytes={summary['chain_bytes']} "
         f"digest={checkpoint.digest_of_files()}"
     )
+
+
+@app.command()
+def publish(
+    folder: Annotated[str, typer.Argument(help="Path or URL of a folder of checkpoints.")],
+    name: Annotated[str, typer.Argument(help="Name of the checkpoint in it.")],
+) -> None:
+    """Have readers of a folder take this checkpoint, until its run publishes another one."""
+    before = published_name(folder)
+    Checkpoint.open(folder_at(folder).child(name).url)
+    write_published(folder, name)
+    if resolve(folder).name != name:
+        raise CheckpointError(f"{folder}: another process publishes there: try again")
+    typer.echo(f"published: {folder_at(folder).url}/{name} before={before or '-'}")
 
 
 @app.command()

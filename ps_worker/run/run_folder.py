@@ -33,7 +33,7 @@ METRICS = "metrics.jsonl"
 JOB = "job.json"
 _EVENTS = "events.out.tfevents.*"
 
-Kind = Literal["start", "train", "valid", "pass", "test", "end"]
+Kind = Literal["start", "train", "valid", "pass", "publish", "test", "end"]
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics, SlidingMetrics
 from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.ps_server.optimizers.registry import Tuning
@@ -104,6 +105,10 @@ class Progress:
         self.steps = 0  # trained batches, including those of an earlier run
         self.examples = 0  # trained examples of this run
         self.times = StepTimes()  # step times by part
+        self.held: int | None = None  # passes in a row that were not published; None: no gate
+        # called by a training thread with each batch, and its probabilities before training on it,
+        # float32[B]; a view, valid only during the call
+        self.on_batch: Callable[[Batch, NDArray[np.float32]], None] = lambda batch, found: None
         self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
         self.begin_pass()
         self.restart_window()

@@ -363,6 +363,7 @@ class StepLoop:
         elif batch.labels is not None and batch.size:
             result = computed.result
             self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
+            self._progress.on_batch(batch, result.probabilities)
 
 
 def _weight_of(computed: Sequence[_Computed]) -> float | None:

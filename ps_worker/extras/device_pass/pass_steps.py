@@ -185,6 +185,7 @@ class PassSteps:
             figures[self._num_figures :].astype(np.float32)
         )
         self._progress.add(batch.labels, probabilities, loss, batch.weights)
+        self._progress.on_batch(batch, probabilities)
         return batch.size
 
 

@@ -7,7 +7,13 @@ from functools import partial
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, remove_unfinished, write_best
+from ctr_ps.ps_server.checkpoint.publish import (
+    begin_gate,
+    best_in,
+    forget_best,
+    remove_unfinished,
+    write_best,
+)
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.checkpoints.claim import Claim
@@ -114,9 +120,10 @@ class JobCheckpoints:
         name = name_at_step(step, self._validations_at(step))
         self._save(name, each, is_between_epochs=False, is_best=False)
 
-    def save_after(self, each: Pass, *, is_best: bool) -> None:
+    def save_after(self, each: Pass, *, is_best: bool, is_published: bool) -> None:
         """Saves at the end of a pass, while all others wait; see `Saver.save`."""
-        self._save(name_after_epoch(each.number), each, is_between_epochs=True, is_best=is_best)
+        name = name_after_epoch(each.number)
+        self._save(name, each, is_between_epochs=True, is_best=is_best, is_published=is_published)
 
     def wait(self) -> None:
         """Returns when nothing is being written; see `Saver.wait`."""
@@ -156,11 +163,20 @@ class JobCheckpoints:
         name = best_in(folder)
         return None if name is None else folder_at(folder).child(name).url
 
-    def _save(self, name: str, each: Pass, *, is_between_epochs: bool, is_best: bool) -> None:
+    def _save(
+        self,
+        name: str,
+        each: Pass,
+        *,
+        is_between_epochs: bool,
+        is_best: bool,
+        is_published: bool = False,
+    ) -> None:
         if self._saver is None or self._run.is_repeating:
             return  # repeating: the others have gone on since, and it would be of another moment
         attachments = self._attachments(each, is_between_epochs=is_between_epochs)
-        self._saver.save(name, self._run.progress.steps, attachments, is_best=is_best)
+        step = self._run.progress.steps
+        self._saver.save(name, step, attachments, is_best=is_best, is_published=is_published)
 
     def _attachments(self, each: Pass, *, is_between_epochs: bool) -> dict[str, bytes]:
         state = RunState(
@@ -179,13 +195,14 @@ class JobCheckpoints:
 
 def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[[], None]) -> Saver:
     settings, step = job.checkpoint, run.progress.steps
+    version = (lambda: run.store.status().version) if job.publish.is_gated else None
+    new = partial(Saver, run.store, settings, step=step, version=version, confirm=confirm)
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
         overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
-        return Saver(run.store, settings, step=step, overwritten=overwritten, confirm=confirm)
-    own = checkpoints_of_runs(settings.dir)
-    return Saver(run.store, settings, step=step, latest=earlier.url, own=own, confirm=confirm)
+        return new(overwritten=overwritten)
+    return new(latest=earlier.url, own=checkpoints_of_runs(settings.dir))
 
 
 def start_of(
@@ -228,17 +245,21 @@ def start_of(
 def clear_folder(job: Job, run: Run, start: Start) -> None:
     """Removes what earlier runs left beside their checkpoints: files of unfinished saves, and `BEST`.
 
-    A no-op on other workers than 0. For a run that has started, and that nothing will refuse. Raises
-    CheckpointError if the folder cannot be read, or something in it cannot be removed.
+    Without a gate also `PUBLISHED`; with one it is there from here on. A no-op on other workers than 0. For a
+    run that has started, and that nothing will refuse. Raises CheckpointError if the folder cannot be read,
+    or something in it cannot be removed.
     """
     folder = job.checkpoint.dir
     if not run.is_first or not folder:
         return
     start.confirm(run)
-    for name in remove_unfinished(folder):
+    is_gated, is_fresh = job.publish.is_gated, start.earlier is None and not run.has_trained_before
+    for name in remove_unfinished(folder, is_gated=is_gated):
         logger.info("removed files of an unfinished save: %s", name)
-    if start.earlier is None and not run.has_trained_before:
+    if is_fresh:
         forget_best(folder)  # an earlier run's, whose names this one saves again
+    if is_gated:
+        begin_gate(folder, is_fresh=is_fresh)
 
 
 def _require_folder(job: Job, run: Run) -> None:

@@ -29,6 +29,7 @@ from ctr_ps.ps_worker.run.plan import DenseTrainers, Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter, RunFolder
 from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, clear_folder, start_of
+from ctr_ps.ps_worker.run.training_job.publishing import Gate
 from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from ctr_ps.ps_worker.training.evaluation.base_rate import warning_of_test
@@ -141,8 +142,9 @@ def train_job(
             metrics = MetricsWriter(folder, run)
             validator = Validator(plan, run, metrics)
             checkpoints = JobCheckpoints(plan, run, validator, start)
+            gate = Gate(plan.job, run, metrics)
             training = Training(
-                plan, run, data, stream, metrics, validator, checkpoints, is_told_to_end
+                plan, run, data, stream, metrics, validator, checkpoints, gate, is_told_to_end
             )
             training.train(start.earlier)
             summary = summarize(training, start.warm_start)

@@ -34,6 +34,7 @@ from ctr_ps.ps_worker.run.training_job.passes import (
     epochs_ended,
     figures_of_pass,
 )
+from ctr_ps.ps_worker.run.training_job.publishing import Gate
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from ctr_ps.ps_worker.run.training_job.windows import Windows
 
@@ -51,6 +52,7 @@ class Training:
     metrics: MetricsWriter
     validator: Validator
     checkpoints: JobCheckpoints
+    gate: Gate
     is_told_to_end: Callable[[], bool]  # see `train_job`
     passes: list[PassFigures] = field(default_factory=list)  # figures of those trained
     stopped_early: bool = False  # validations got no better before the last epoch
@@ -136,6 +138,7 @@ class Training:
         """
         run, start = self.run, time.monotonic()
         self.metrics.epoch = each.number
+        self.gate.begin_pass()
         at = Place(each.share)
         run.progress.begin_pass(shown, at.share)
         with closing(each.batches) as batches:
@@ -145,6 +148,7 @@ class Training:
         ended = time.monotonic()
         if is_repeated:
             return None
+        self.gate.end_pass(of_all)
         run.progress.log()
         if run.is_first and not self.passes:
             run.progress.warn_of_one_class(of_all, self.plan.schema.label)
@@ -211,7 +215,8 @@ class Training:
         is_best = own is not None and bool(own.checkpoint)
         is_over = is_last or self.validator.is_over
         if is_over or is_best or (every and number % every == 0):
-            self.checkpoints.save_after(each, is_best=is_best)
+            is_published = self.gate.passes(number)
+            self.checkpoints.save_after(each, is_best=is_best, is_published=is_published)
         if is_last:
             return True
         if is_validated:
