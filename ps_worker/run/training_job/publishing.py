@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.delayed_labels import rates_of_rows
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import CtrPsError
 from ctr_ps.ps_server.checkpoint.publish import published_name
@@ -124,8 +125,7 @@ class Gate:
     def __init__(self, job: Job, run: Run, metrics: MetricsWriter) -> None:
         """Follows what is trained from here on."""
         self._limits, self._folder = job.publish, job.checkpoint.dir
-        # Training predicts the clicks among the rows that are left.
-        self._kept_share = np.float32(math.exp(-job.data.logit_offset))
+        self._job = job
         self._run = run
         self._metrics = metrics
         self._is_on = job.publish.is_gated and run.is_first
@@ -201,6 +201,15 @@ class Gate:
         for (batch, before), p in zip(rows, found, strict=True):
             assert batch.labels is not None
             compared.live.add(batch.labels, before, batch.weights)
-            of_kept = (p / (p + (1 - p) * self._kept_share)).astype(np.float32, copy=False)
-            compared.served.add(batch.labels, of_kept, batch.weights)
+            compared.served.add(batch.labels, _of_training(self._job, p), batch.weights)
         return compared
+
+
+def _of_training(job: Job, p: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the click rates, float32[B], of rows to train on, of impressions that are clicked at rates `p`.
+
+    Of those without a click a share is left; with delayed clicks each impression is also a row without one.
+    """
+    share, is_delayed = math.exp(-job.data.logit_offset), job.train.delay != "none"
+    rates = rates_of_rows(p, share) if is_delayed else p / (p + (1 - p) * share)
+    return np.asarray(rates, np.float32)

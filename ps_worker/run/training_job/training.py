@@ -215,6 +215,7 @@ class Training:
         is_best = own is not None and bool(own.checkpoint)
         is_over = is_last or self.validator.is_over
         if is_over or is_best or (every and number % every == 0):
+            self.checkpoints.wait()  # with it PUBLISHED is as the last pass left it
             is_published = self.gate.passes(number)
             self.checkpoints.save_after(each, is_best=is_best, is_published=is_published)
         if is_last:

@@ -1,0 +1,418 @@
+"""The gate before publishing: the rule, the rows that it compares on, and a stream that goes bad."""
+
+import itertools
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.protos.errors import CheckpointError, JobError
+from ctr_ps.ps_server.checkpoint.publish import published_name, withdraw, write_published
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints import saver
+from ctr_ps.ps_worker.data.streams import stream_data
+from ctr_ps.ps_worker.job.sections import PublishSection
+from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.publishing import Compared, RowSample, why_held
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from tests.support.streams import MemorySource
+from tests.support.training import job_of, random_batches
+
+WINDOW_S = 10
+ROWS = 400  # of a window
+
+
+def metrics_of(probability: float) -> ClickMetrics:
+    """Of 1 click in 4, all predicted at `probability`."""
+    metrics = ClickMetrics()
+    metrics.add(np.float32([1, 0, 0, 0]), np.full(4, probability, np.float32))
+    return metrics
+
+
+# The click rate has an entropy of 0.5623; log losses of 0.25, 0.5 and 0.9 are 0.5623, 0.6931, 1.7533.
+RIGHT, HALF, WRONG = metrics_of(0.25), metrics_of(0.5), metrics_of(0.9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "window", "live", "served", "reason"),
+    [
+        ({"max_log_loss": 0.69}, RIGHT, None, None, ""),
+        ({"max_log_loss": 0.7}, HALF, None, None, ""),
+        (
+            {"max_log_loss": 0.69},
+            HALF,
+            None,
+            None,
+            "it has a log loss of 0.69315, expected at most",
+        ),
+        ({"max_ne": 1.24}, HALF, None, None, ""),
+        (
+            {"max_ne": 1.23},
+            HALF,
+            None,
+            None,
+            r"it has a normalized entropy of 1\.2326.*max_ne = 1\.23",
+        ),
+        ({"max_ne": 5}, ClickMetrics(), None, None, "it has a normalized entropy of nan"),
+        (
+            {"max_ne": 1.1},
+            RIGHT,
+            RIGHT,
+            HALF,
+            "the served model has a normalized entropy of 1.2326",
+        ),
+        ({"margin": 0.01}, HALF, HALF, HALF, ""),
+        ({"margin": 0.01}, HALF, RIGHT, WRONG, ""),
+        ({"margin": 0.24}, HALF, HALF, RIGHT, ""),
+        (
+            {"margin": 0.23},
+            RIGHT,
+            HALF,
+            RIGHT,
+            r"on 4 rows it has .* 1\.2326. and the served model 1\.0",
+        ),
+        ({"margin": 9}, RIGHT, ClickMetrics(), ClickMetrics(), "on 0 rows it has .* nan"),
+        ({"margin": 0.23}, WRONG, None, None, ""),  # nothing is served
+        ({"margin": 9}, None, RIGHT, RIGHT, "unknown, as worker 0 was replaced"),
+    ],
+)
+def test_rule(
+    limits: dict[str, float],
+    window: ClickMetrics | None,
+    live: ClickMetrics | None,
+    served: ClickMetrics | None,
+    reason: str,
+) -> None:
+    compared = Compared(live=live, served=served) if live and served else None
+
+    found = why_held(PublishSection(**limits), window, compared)
+
+    assert re.search(reason, found) if reason else not found
+
+
+@given(sizes=st.lists(st.integers(1, 12), max_size=60), limit=st.integers(1, 40))
+def test_sample_is_bounded_and_of_all_of_the_pass(sizes: list[int], limit: int) -> None:
+    sample = RowSample(limit)
+    for number, size in enumerate(sizes):
+        (batch,) = random_batches(1, size, seed=number)
+        sample.add(batch, np.full(size, number / 100, np.float32))
+
+    numbers = [round(float(p[0]) * 100) for _, p in sample.rows()]
+    assert sum(batch.size for batch, _ in sample.rows()) <= limit
+    assert [batch.size for batch, _ in sample.rows()] == [min(sizes[k], limit) for k in numbers]
+    steps = {later - earlier for earlier, later in itertools.pairwise(numbers)}
+    assert len(steps) <= 1, "not evenly"
+    if sizes:
+        assert numbers[0] == 0
+        assert len(sizes) <= numbers[-1] + (max(steps) if steps else len(sizes))
+    for (kept, _), number in zip(sample.rows(), numbers, strict=True):
+        (batch,) = random_batches(1, sizes[number], seed=number)
+        for row in range(kept.size):
+            assert keys_of(kept, row) == keys_of(batch, row)
+            assert (kept.labels[row], *kept.dense[row]) == (batch.labels[row], *batch.dense[row])
+    sample.clear()
+    assert not sample.rows()
+
+
+def keys_of(batch: Batch, row: int) -> list[list[int]]:
+    slots = range(row * batch.num_slots, (row + 1) * batch.num_slots)
+    return [batch.keys[batch.offsets[k] : batch.offsets[k + 1]].tolist() for k in slots]
+
+
+def window_of(
+    number: int, *, is_flipped: bool = False, share: float = 1.0
+) -> list[tuple[int, bytes]]:
+    """Returns one message a row: users with an even number click 9 times in 10, others once; or flipped.
+
+    Of the clicks a `share` is left.
+    """
+    random, found = Random(number), []
+    for row in range(ROWS):
+        user = random.randrange(20)
+        is_clicked = ((random.random() < 0.9) == (user % 2 == 0)) != is_flipped
+        is_clicked = is_clicked and random.random() < share
+        line = {"click": int(is_clicked), "user": f"u{user}", "item": f"i{user // 2}"}
+        at_ms = (number - 1) * 1000 * WINDOW_S + row * 1000 * WINDOW_S // ROWS
+        found.append((at_ms, json.dumps(line).encode()))
+    return found
+
+
+def run_of(
+    folder: Path,
+    windows: Sequence[Sequence[tuple[int, bytes]]],
+    *settings: str,
+    resume: bool = False,
+) -> list[dict[str, Any]]:
+    """Trains on windows of a stream with a fast learner; returns the lines of kind "publish"."""
+    schema = folder / "schema.toml"
+    schema.write_text('label = "click"\nslots = ["user", "item"]\ndense = []\nhash_version = 1\n')
+    messages = {"clicks/0": list(itertools.chain(*windows))}
+    job = job_of(
+        "model.name=lr",
+        "data.stream=kafka://broker:9092/clicks?end=latest",
+        f"data.schema={schema}",
+        f"data.pass_every={WINDOW_S} s",
+        "train.batch_size=10",
+        "train.base_rate=0.5",
+        "strategy.mode=sync",
+        "optimizer.sparse={name='sgd', learning_rate=2.0}",
+        "optimizer.dense={name='sgd', learning_rate=0.1}",
+        f"checkpoint.dir={folder}/saved",
+        "checkpoint.keep_last=1",
+        "checkpoint.mode=delta",
+        "checkpoint.full_every=3",
+        f"checkpoint.resume={json.dumps(resume)}",
+        f"run.dir={folder}/run",
+        *settings,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
+        train_job(plan_of(job), ParameterStore())
+    lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "publish"]
+
+
+class Reader(logging.Handler):
+    """Loads the folder as readers do, whenever a checkpoint was saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        # name of each checkpoint, of what a reader took then, and its predictions of two users
+        self.seen: list[tuple[str, str, tuple[float, float]]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.getMessage().startswith("saved checkpoint="):
+            return
+        saved = str(record.args[0]).rpartition("/")[2]  # type: ignore[index]
+        try:
+            model = Predictor.load(self.folder)
+        except CheckpointError:
+            self.seen.append((saved, "", (math.nan, math.nan)))
+            return
+        found = model.predict_samples([(0, [], [["u0"], ["i0"]]), (0, [], [["u1"], ["i0"]])])
+        self.seen.append((saved, model.url.rpartition("/")[2], (float(found[0]), float(found[1]))))
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    handler, logger = Reader(tmp_path / "saved"), logging.getLogger("ctr_ps")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+GATE = ("publish.max_ne=0.9", "publish.margin=0.02")
+BAD = (4, 5, 6)
+
+
+def test_stream_that_goes_bad_leaves_readers_the_good_model(
+    tmp_path: Path, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The third bad window looks good to a model that has learnt its labels, and not to the served one."""
+    windows = [window_of(number, is_flipped=number in BAD) for number in range(1, 11)]
+
+    lines = run_of(tmp_path, windows, *GATE, "publish.sample_rows=200")
+
+    published = [line["epoch"] for line in lines if line["is_published"]]
+    assert published[:3] == [1, 2, 3]
+    assert published[3:] == list(range(published[3], 11))
+    assert 7 < published[3] <= 10, "the model that has learnt wrong labels is behind the served one"
+    seen = [(int(saved[6:]), int(taken[6:])) for saved, taken, _ in reader.seen]
+    served = [max(each for each in published if each <= number) for number in range(1, 11)]
+    assert seen == list(enumerate(served, start=1))
+    assert all(even > 0.6 and odd < 0.4 for _, _, (even, odd) in reader.seen)
+    assert {"PUBLISHED", "LATEST"} < {each.name for each in (tmp_path / "saved").iterdir()}
+
+    bad = lines[BAD[2] - 1]
+    assert bad["normalized_entropy"] < 0.9 < 1.2 < bad["sample_ne_served"]
+    assert (bad["served"], bad["checkpoint"]) == ("epoch-3", "epoch-6")
+    assert 100 <= bad["sample_rows"] <= 200
+    assert "publish.margin = 0.02 more" in lines[7]["reason"]
+    warned = [each for each in caplog.messages if "is not published" in each]
+    assert len(warned) == 10 - len(published)
+    assert re.search(
+        r"checkpoint=epoch-4 is not published, readers of .*/saved stay with epoch-3: it has a normalized "
+        r"entropy of 1\.\d+, expected at most publish\.max_ne = 0\.9; held=1 .*`ps-ckpt publish \S+ epoch-4`",
+        warned[0],
+    )
+    assert "held=3 passes" in warned[2]
+
+
+def test_killed_between_save_and_publication_readers_stay(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = [window_of(number) for number in range(1, 5)]
+    folder = tmp_path / "saved"
+    run_of(tmp_path, windows[:1], *GATE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saver, "write_published", fails)
+        with pytest.raises(CheckpointError, match="killed here"):
+            run_of(tmp_path, windows[:2], *GATE, resume=True)
+    assert (published_name(folder), latest(folder)) == ("epoch-1", "epoch-2")
+    assert Predictor.load(folder).url == f"{folder}/epoch-1"
+    lines = run_of(tmp_path, windows[:3], *GATE, resume=True)
+
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert lines[2]["served"] == "epoch-1"
+    assert published_name(folder) == "epoch-3"
+    assert not (folder / "epoch-1").exists()
+
+
+def fails(*_: object) -> None:
+    raise CheckpointError("killed here")
+
+
+def latest(folder: Path) -> str:
+    return (folder / "LATEST").read_text().strip()
+
+
+def test_nothing_is_published_before_a_pass_has_passed(tmp_path: Path, reader: Reader) -> None:
+    windows = [window_of(number) for number in range(1, 4)]
+
+    run_of(tmp_path, windows, "publish.max_ne=0.65")
+
+    taken = [taken for _, taken, _ in reader.seen]
+    assert taken[0] == ""
+    assert taken[-1] == "epoch-3"
+    reader.seen.clear()
+    run_of(
+        tmp_path,
+        windows[:1],
+        *GATE,
+        "publish.max_log_loss=0.01",
+        "checkpoint.overwrite=true",
+        "run.overwrite=true",
+    )
+
+    assert [taken for _, taken, _ in reader.seen] == [""], "the names are of another run now"
+
+
+def test_without_a_gate_readers_take_each_checkpoint(tmp_path: Path, reader: Reader) -> None:
+    windows = [window_of(number, is_flipped=number == 2) for number in range(1, 4)]
+    run_of(tmp_path, windows[:2], *GATE)
+    run_of(tmp_path, windows[:2], *GATE, resume=True)  # nothing is left to train
+    assert [taken for _, taken, _ in reader.seen] == ["epoch-1", "epoch-1"]
+
+    lines = run_of(tmp_path, windows, resume=True)
+
+    assert reader.seen[-1][:2] == ("epoch-3", "epoch-3")
+    assert len(lines) == 2
+    assert published_name(tmp_path / "saved") is None
+
+
+def test_checkpoint_published_by_hand_is_what_the_next_is_compared_with(tmp_path: Path) -> None:
+    windows = [window_of(number, is_flipped=number > 1) for number in range(1, 5)]
+    run_of(tmp_path, windows[:3], *GATE)
+    write_published(tmp_path / "saved", "epoch-3")
+
+    lines = run_of(tmp_path, windows, *GATE, resume=True)
+
+    assert [line["is_published"] for line in lines] == [True, False, False, True]
+    assert lines[-1]["served"] == "epoch-3"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["data.negative_rate=0.3"],
+        ["data.negative_rate=0.3", "data.negative_correction=weight"],
+        ["train.delay=fnw"],
+        ["train.delay=fnc"],
+        ["train.delay=fnw", "data.negative_rate=0.3"],
+    ],
+)
+def test_both_models_are_compared_as_training_predicts(tmp_path: Path, settings: list[str]) -> None:
+    """A model that no longer learns is the served one."""
+    gate = ["publish.max_ne=9", "publish.margin=1e-4"]
+    windows = [
+        window_of(number, share=0.2) for number in (1, 2)
+    ]  # delayed: at most 1/2 of the rows
+    run_of(tmp_path, windows[:1], *gate, *settings)
+    still = "optimizer.sparse={name='sgd', learning_rate=1e-30}"
+    dense = "optimizer.dense={name='sgd', learning_rate=1e-30}"
+
+    line = run_of(tmp_path, windows, *gate, *settings, still, dense, resume=True)[-1]
+
+    assert line["epoch"] == 2
+    assert line["sample_ne_live"] == pytest.approx(line["sample_ne_served"], rel=1e-5)
+    assert line["sample_ne_live"] == pytest.approx(line["normalized_entropy"], rel=1e-5)
+    assert line["is_published"]
+
+
+def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
+    windows = [window_of(1), window_of(2)]
+    run_of(tmp_path, windows[:1], *GATE)
+    (file,) = (tmp_path / "saved/epoch-1").glob("data-*/*dense*")
+    copy = tmp_path / "saved/mine"
+    shutil.copytree(tmp_path / "saved/epoch-1", copy)
+    (copy / file.parent.name / file.name).write_bytes(b"")
+    write_published(tmp_path / "saved", "mine")
+
+    line = run_of(tmp_path, windows, *GATE, resume=True)[-1]
+
+    assert not line["is_published"]
+    assert "cannot be compared with 'mine', which is served: " in line["reason"]
+    assert published_name(tmp_path / "saved") == "mine"
+
+
+def test_replaced_checkpoint_stays_published_only_if_it_is_the_same(tmp_path: Path) -> None:
+    run_of(tmp_path, [window_of(1)], *GATE)
+    folder = tmp_path / "saved"
+    version = Checkpoint.open(folder).manifest.version
+
+    withdraw(folder, "epoch-2", version + 1)
+    withdraw(folder, "epoch-1", version)
+    assert published_name(folder) == "epoch-1"
+    withdraw(folder, "epoch-1", version + 1)
+    assert published_name(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            ["checkpoint.dir=x"],
+            r"publish\.max_ne.*only passes over a stream are judged: set data\.stream",
+        ),
+        (
+            ["data.stream=kafka://b/c"],
+            r"publish\.max_ne.*no checkpoints are saved: set checkpoint\.dir",
+        ),
+        (
+            ["publish.max_ne=0", "publish.sample_rows=9"],
+            r"publish\.sample_rows.*set publish\.margin",
+        ),
+        (
+            [
+                "checkpoint.dir=x",
+                "data.stream=kafka://b/c",
+                "data.valid=v",
+                "valid.final_model=best",
+            ],
+            r"valid\.final_model.*\[publish\] says what is published",
+        ),
+    ],
+)
+def test_gate_without_use_is_refused(settings: list[str], match: str) -> None:
+    with pytest.raises(JobError, match=match):
+        job_of("publish.max_ne=0.9", *settings)
