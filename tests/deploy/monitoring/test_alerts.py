@@ -33,6 +33,7 @@ HEALTHY = {
     'ctr_ps_table_rows{table="t"}': "2e6x60",
     'ctr_ps_save_running{instance="a"}': "0x60",
     'ctr_worker_recent_calibration{instance="a"}': "1.1x60",
+    'ctr_worker_publish_held{instance="a"}': "0x60",
 }
 """A sample a minute, for an hour."""
 
@@ -49,6 +50,7 @@ FAULTS: Mapping[str, tuple[float, Mapping[str, str]]] = {
     "CtrPsShardsUneven": (10.0, {'ctr_ps_table_imbalance_ratio{table="t"}': "1.1x60"}),
     "CtrPsSaveHangs": (30.0, {'ctr_ps_save_running{instance="a"}': "1x60"}),
     "CtrPsMiscalibrated": (15.0, {'ctr_worker_recent_calibration{instance="a"}': "0.45x60"}),
+    "CtrPsPublishHeld": (0.0, {'ctr_worker_publish_held{instance="a"}': "1x60"}),
 }
 """Each alert's minutes from the first sample of its fault, a rate's being a minute later, and that fault."""
 

@@ -159,6 +159,19 @@ def test_verify_all_wants_a_folder_of_checkpoints(run, root: Path) -> None:
     assert f"no checkpoint in {root}/epoch-1: give a folder of checkpoints" in done.err
 
 
+def test_published_checkpoint_is_what_readers_take(run, root: Path) -> None:
+    first = run("publish", root, "epoch-1")
+    taken = Checkpoint.open(root).url
+    second, third = run("publish", root, "epoch-2"), run("publish", root, "epoch-3")
+
+    assert first.out == f"published: {root}/epoch-1 before=-\n"
+    assert taken == f"{root}/epoch-1"
+    assert second.out == f"published: {root}/epoch-2 before=epoch-1\n"
+    assert third.code == 5
+    assert "no checkpoint" in third.err
+    assert Checkpoint.open(root).url == f"{root}/epoch-2"
+
+
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
     store = in_process()
     for sequence, base in enumerate(["", str(tmp_path / "0")]):

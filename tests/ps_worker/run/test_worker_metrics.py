@@ -63,11 +63,15 @@ def test_figures_are_those_of_the_progress() -> None:
     assert value("recent_auc") == pytest.approx(0.5)
     assert value("recent_calibration") == pytest.approx(1.0)
     assert value("retries_total") == 3
+    assert value("publish_held") is None, "there is no gate"
+    progress.held = 2
+    assert value("publish_held") == 2
 
 
 def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
     progress = Progress(every_s=60)
     progress.add(np.array([1, 0], np.float32), np.array([0.5, 0.5], np.float32), loss_sum=1.0)
+    progress.held = 0
     names = {
         sample.name
         for family in WorkerMetrics(progress, lambda: 0).collect()
