@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -121,6 +122,8 @@ def test_sample_is_bounded_and_of_all_of_the_pass(sizes: list[int], limit: int) 
         assert len(sizes) <= numbers[-1] + (max(steps) if steps else len(sizes))
     for (kept, _), number in zip(sample.rows(), numbers, strict=True):
         (batch,) = random_batches(1, sizes[number], seed=number)
+        assert kept.offsets.size == kept.size * kept.num_slots + 1
+        assert kept.keys.size == kept.offsets[-1]
         for row in range(kept.size):
             assert keys_of(kept, row) == keys_of(batch, row)
             assert (kept.labels[row], *kept.dense[row]) == (batch.labels[row], *batch.dense[row])
@@ -256,6 +259,20 @@ def test_stream_that_goes_bad_leaves_readers_the_good_model(
     assert "held=3 passes" in warned[2]
 
 
+def test_pass_is_compared_with_what_the_one_before_has_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(folder: str, name: str) -> None:
+        time.sleep(0.2)  # what is slow is the storage
+        write_published(folder, name)
+
+    monkeypatch.setattr(saver, "write_published", slowly)
+
+    lines = run_of(tmp_path, [window_of(number) for number in (1, 2, 3)], *GATE)
+
+    assert [line["served"] for line in lines] == ["", "epoch-1", "epoch-2"]
+
+
 def test_killed_between_save_and_publication_readers_stay(
     tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +305,7 @@ def latest(folder: Path) -> str:
 def test_nothing_is_published_before_a_pass_has_passed(tmp_path: Path, reader: Reader) -> None:
     windows = [window_of(number) for number in range(1, 4)]
 
-    run_of(tmp_path, windows, "publish.max_ne=0.65")
+    run_of(tmp_path, windows, "publish.max_ne=0.65", "checkpoint.full_every=1")
 
     taken = [taken for _, taken, _ in reader.seen]
     assert taken[0] == ""
