@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.cluster.connect import connect
 from tests.support.commands import generated
 from tests.support.running_job import RunningJob, training
@@ -123,6 +124,28 @@ def test_processes_killed_at_random_moments_train_each_row_once(
                 job.start(name)
 
         assert undisturbed == figures(job), f"seed {seed}: {killed}"
+
+
+def test_readers_have_a_whole_published_model_while_worker_0_is_killed(
+    data: Path, topic: str, tmp_path: Path
+) -> None:
+    gate = {"publish": "{max_ne=9, margin=9}", "run.dir": str(tmp_path / "run")}
+    settings = settings_of(data, tmp_path, data__stream=topic, data__pass_every="1 s") | gate
+    folder, random, seen = tmp_path / "checkpoints", Random(0), list[str]()
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for("worker.0", "published checkpoint=")
+        for _ in range(3):
+            job.kill("worker.0")
+            seen.append(Path(Checkpoint.open(folder).url).name)
+            job.start("worker.0")
+            time.sleep(random.uniform(0.5, 2.0))  # the moment is what is at random
+        figures(job)
+
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    judged = [each for each in lines if each["kind"] == "publish"]
+    passed = {each["checkpoint"] for each in judged if each["is_published"]}
+    assert {*seen, Path(Checkpoint.open(folder).url).name} <= passed
+    assert all("was replaced" in each["reason"] for each in judged if not each["is_published"])
 
 
 def test_a_topic_files_and_half_of_each_make_the_same_model(

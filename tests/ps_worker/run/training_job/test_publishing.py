@@ -22,16 +22,13 @@ from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import CheckpointError, JobError
 from ctr_ps.ps_server.checkpoint.publish import published_name, withdraw, write_published
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints import saver
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.predict.predictor import Predictor
-from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.training_job.publishing import Compared, RowSample, why_held
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.streams import MemorySource
-from tests.support.training import job_of, random_batches
+from tests.support.training import job_of, random_batches, train_together
 
 WINDOW_S = 10
 ROWS = 400  # of a window
@@ -159,11 +156,13 @@ def run_of(
     windows: Sequence[Sequence[tuple[int, bytes]]],
     *settings: str,
     resume: bool = False,
+    num_workers: int = 1,
 ) -> list[dict[str, Any]]:
     """Trains on windows of a stream with a fast learner; returns the lines of kind "publish"."""
     schema = folder / "schema.toml"
     schema.write_text('label = "click"\nslots = ["user", "item"]\ndense = []\nhash_version = 1\n')
-    messages = {"clicks/0": list(itertools.chain(*windows))}
+    rows = list(itertools.chain(*windows))
+    messages = {f"clicks/{k}": rows[k::num_workers] for k in range(num_workers)}
     job = job_of(
         "model.name=lr",
         "data.stream=kafka://broker:9092/clicks?end=latest",
@@ -184,7 +183,7 @@ def run_of(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
-        train_job(plan_of(job), ParameterStore())
+        train_together(job, num_workers)
     lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == "publish"]
 
@@ -345,6 +344,22 @@ def test_checkpoint_published_by_hand_is_what_the_next_is_compared_with(tmp_path
 
     assert [line["is_published"] for line in lines] == [True, False, False, True]
     assert lines[-1]["served"] == "epoch-3"
+
+
+def test_figures_are_of_all_workers_and_the_sample_of_the_first(
+    tmp_path: Path, reader: Reader
+) -> None:
+    windows = [window_of(1), window_of(2)]
+
+    lines = run_of(tmp_path, windows, *GATE, num_workers=2)
+
+    records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    passes = [record for record in records if record["kind"] == "pass"]
+    assert [each["examples"] for each in passes] == [ROWS, ROWS]
+    for key in ("log_loss", "normalized_entropy"):
+        assert [line[key] for line in lines] == [each[key] for each in passes]
+    assert [line["sample_rows"] for line in lines] == [0, ROWS // 2]
+    assert len(reader.seen) == 2
 
 
 @pytest.mark.parametrize(
