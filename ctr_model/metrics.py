@@ -275,10 +275,7 @@ class ClickMetrics:
         return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
 
     def normalized_entropy(self) -> float:
-        """Returns the log loss over that of the click rate, below 1 if better; nan with one class only.
-
-        He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014, section 3.
-        """
+        """Returns log loss over that of the click rate (He et al., ADKDD 2014); nan with one class only."""
         return self.log_loss() / self.base_log_loss()
 
     def accuracy(self) -> float:

@@ -4,9 +4,7 @@
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
     BEST                      likewise, of the one with the best validation
-    PUBLISHED                 likewise, of the one that readers of the folder take, instead of LATEST: of an
-                              ended run's final model, until the next save or run; of a run with a gate what
-                              has passed it or was published by hand, empty before that
+    PUBLISHED                 likewise, of the one that readers take: of an ended run, or what passed a gate
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -21,12 +19,10 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.protos.store import Version
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
     LATEST,
@@ -162,9 +158,8 @@ def write_latest(
 ) -> None:
     """Makes `name` the latest of the checkpoints in `root`; CheckpointError if it is none, or not the newest.
 
-    Readers take it, too, unless `is_gated`. `before` is `latest_in(root)` at the start of the run. If LATEST
-    has changed since, the new one is of this run, and is replaced only by one of at least its version. None:
-    any is replaced.
+    Readers take it unless `is_gated`. `before` is `latest_in(root)` at the start of the run: if LATEST has
+    changed since, it is of this run, and is replaced only by one of at least its version. None: by any.
     """
     folder = folder_at(root)
     if before is not None:
@@ -210,65 +205,33 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
         )
 
 
-def write_best(root: str | Path, name: str) -> None:
-    """Makes `name` the best of the checkpoints in `root`; CheckpointError if it is none."""
-    _write_name(folder_at(root), BEST, name, "best")
+def write_best(root: str | Path, name: str, file: str = BEST) -> None:
+    """Makes `name` the best (or PUBLISHED) of the checkpoints in `root`; CheckpointError if it is none."""
+    _write_name(folder_at(root), file, name, file.lower())
 
 
-def write_published(root: str | Path, name: str) -> None:
-    """Has readers of `root` take its checkpoint `name`; "": none yet. CheckpointError if it is none."""
-    folder = folder_at(root)
-    if name:
-        _write_name(folder, PUBLISHED, name, "published")
-    else:
-        folder.put(PUBLISHED, b"\n")
-
-
-def published_name(root: str | Path) -> str | None:
-    """Returns what PUBLISHED names in a folder, "" before the first; None: readers take the latest."""
-    folder = folder_at(root)
-    return _named_by(folder, PUBLISHED) if folder.has(PUBLISHED) else None
-
-
-def begin_gate(root: str | Path, *, is_fresh: bool) -> None:
-    """Has readers of `root` take what they do now until a checkpoint passes; of a fresh run, none.
-
-    What an earlier run has published goes by a name that the fresh one saves again.
-    """
-    folder = folder_at(root)
-    if is_fresh:
-        write_published(root, "")
-    elif not folder.has(PUBLISHED):
-        write_published(root, _named_by(folder, LATEST) if folder.has(LATEST) else "")
-
-
-def best_in(root: str | Path) -> str | None:
-    """Returns the name of the best checkpoint in a folder; None: BEST is missing, or names a removed one."""
-    folder = folder_at(root)
-    name = _named_by(folder, BEST) if folder.has(BEST) else ""
-    return name if _is_checkpoint_in(folder, name) else None
-
-
-def forget_best(root: str | Path) -> None:
-    """Removes `BEST`; the checkpoint itself stays."""
-    folder_at(root).remove_file(BEST)
-
-
-def withdraw(root: str | Path, name: str, version: Version) -> None:
-    """Publishes nothing in place of `name`, if a save is about to replace it with another version."""
-    folder = folder_at(root)
-    if published_name(root) != name:
-        return
-    with suppress(DamagedManifestError):
-        if _is_checkpoint_in(folder, name) and read_manifest(folder.child(name)).version == version:
-            return  # as by a process that takes the place of the one that has just saved it
-    write_published(root, "")
-    logger.warning(
-        "%s/%s is replaced, and so no longer published: readers of the folder get an error until a "
-        "checkpoint passes",
-        folder.url,
-        name,
+def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
+    """Has readers of `root` take what they do now until one passes the gate; nothing if it is saved again."""
+    folder, published, newest = (
+        folder_at(root),
+        best_in(root, PUBLISHED),
+        _latest_of(folder_at(root)),
     )
+    if not is_on:
+        folder.remove_file(PUBLISHED)
+    elif is_fresh or newest is None:
+        folder.put(PUBLISHED, b"\n")
+    elif not folder.has(PUBLISHED):
+        write_best(root, _named_by(folder, LATEST), PUBLISHED)
+    elif published and read_manifest(folder.child(published)).version > newest.manifest.version:
+        folder.put(PUBLISHED, b"\n")  # the run was turned back
+
+
+def best_in(root: str | Path, file: str = BEST) -> str | None:
+    """Returns the best (or PUBLISHED) one's name; None: there is no file, or it names a removed one."""
+    folder = folder_at(root)
+    name = _named_by(folder, file) if folder.has(file) else ""
+    return name if _is_checkpoint_in(folder, name) else None
 
 
 def resolve(url: str | Path) -> Folder:
@@ -303,9 +266,8 @@ def _resolve_name(root: Folder, file: str) -> Folder:
     name = _named_by(root, file)
     if file == PUBLISHED and not name:
         raise CheckpointError(
-            f"no checkpoint in {root.url} is published yet: none has passed the gate of its run ([publish] "
-            f"of the job); `ps-ckpt publish {root.url} NAME` publishes one all the same, {root.url}/{LATEST} "
-            "is the newest"
+            f"no checkpoint in {root.url} is published yet: none has passed the gate of its run; `ps-ckpt "
+            f"publish {root.url} NAME` publishes one, {root.url}/{LATEST} is the newest"
         )
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
@@ -442,19 +404,16 @@ def manifests_in(root: str | Path) -> dict[str, Manifest]:
     return dict(sorted(manifests.items(), key=lambda item: (item[1].created, item[0])))
 
 
-def remove_unfinished(root: str | Path, *, is_gated: bool = False) -> list[str]:
+def remove_unfinished(root: str | Path) -> list[str]:
     """Removes the data of interrupted first saves, and unfinished files; returns the folders' names.
 
-    Unless `is_gated`, also PUBLISHED: readers of a run without a gate take its latest. Must not be called
-    during a save into the folder, which looks the same.
+    Must not be called during a save into the folder, which looks the same.
     """
     folder = folder_at(root)
     removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
     for name in removed:
         folder.child(name).remove()
     _remove_unfinished_files(folder)
-    if not is_gated and folder.has(PUBLISHED):
-        folder.remove_file(PUBLISHED)
     return removed
 
 

@@ -15,15 +15,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from ctr_ps.protos.errors import SnapshotLostError, UnknownChangesError
-from ctr_ps.protos.store import Checkpoints, SaveRequest, Version
-from ctr_ps.ps_server.checkpoint.publish import (
-    latest_in,
-    require_latest,
-    withdraw,
-    write_best,
-    write_latest,
-    write_published,
-)
+from ctr_ps.protos.store import Checkpoints, SaveRequest
+from ctr_ps.ps_server.checkpoint.publish import latest_in, require_latest, write_best, write_latest
 from ctr_ps.ps_server.checkpoint.storage.folders import place_of
 from ctr_ps.ps_worker.checkpoints.retention import Keeper, name_at_step
 from ctr_ps.ps_worker.job.sections import CheckpointSection
@@ -94,8 +87,7 @@ class Saver:
         own: Collection[str] = (),  # names of the checkpoints of the run that it resumes
         # names of those of an earlier run, which the first one replaces
         overwritten: Collection[str] = (),
-        # with a gate, the version of the parameters; None: readers take each checkpoint
-        version: Callable[[], Version] | None = None,
+        is_gated: bool = False,  # else readers take each checkpoint
         # called before a file that others rely on is replaced; raises if this process may not
         confirm: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,  # in seconds
@@ -103,7 +95,7 @@ class Saver:
         self._store = store
         self._settings = settings
         self._keeper = Keeper(settings, own, overwritten)
-        self._version = version
+        self._is_gated = is_gated
         self._confirm = confirm
         self._clock = clock
         self._latest_before = latest_in(settings.dir)
@@ -133,22 +125,16 @@ class Saver:
             self._turn.release()
 
     def save(
-        self,
-        name: str,
-        step: int,
-        attachments: Mapping[str, bytes],
-        *,
-        is_best: bool = False,
-        is_published: bool = False,
+        self, name: str, step: int, attachments: Mapping[str, bytes], *, named: Collection[str] = ()
     ) -> None:
         """Takes a checkpoint now, after the last one was written; returns when training may continue.
 
-        With `is_best`, `BEST` names it once it is written, unless a server is lost with its share before;
-        with `is_published`, `PUBLISHED` does. Raises CtrPsError if this or the last checkpoint failed.
+        `named`, of `BEST` and `PUBLISHED`, name it once it is written, unless a server is lost with its share
+        before. Raises CtrPsError if this or the last checkpoint failed.
         """
 
         def begin() -> None:
-            self._begin(name, step, lambda: attachments, is_best=is_best, is_published=is_published)
+            self._begin(name, step, lambda: attachments, named)
 
         with self._turn:
             self._end()
@@ -174,9 +160,7 @@ class Saver:
         name: str,
         step: int,
         begin: Callable[[], Mapping[str, bytes]],
-        *,
-        is_best: bool = False,
-        is_published: bool = False,
+        named: Collection[str] = (),
     ) -> None:
         self._again = None
         start = self._clock()
@@ -185,21 +169,16 @@ class Saver:
 
         def write(on_snapshot: Callable[[], None]) -> None:
             self._confirm()
-            is_gated = self._version is not None
-            if self._version is not None:
-                withdraw(self._settings.dir, name, self._version())
             self._save(url, attachments, on_snapshot)
             self._confirm()
-            write_latest(self._settings.dir, name, self._latest_before, is_gated=is_gated)
+            write_latest(self._settings.dir, name, self._latest_before, is_gated=self._is_gated)
             self.latest = url
             # Once more: this process may have been paused for so long that another one is in its place.
             self._confirm()
             require_latest(self._settings.dir, name)
-            if is_best:
-                write_best(self._settings.dir, name)
-            if is_published:
-                write_published(self._settings.dir, name)
-                logger.info("published checkpoint=%s", url)
+            for file in named:
+                write_best(self._settings.dir, name, file)
+                logger.info("%s names checkpoint=%s", file, url)
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 

@@ -159,18 +159,10 @@ class Job(Section):
         if self.publish.is_gated and self.valid.final_model == "best":
             faults["final_model"] = "but [publish] says what is published: leave it at 'last'"
         self.valid.refuse_without_use(faults, "valid")
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_gate_without_use(self) -> Self:
-        why = "but no checkpoints are saved: set checkpoint.dir"
-        if self.checkpoint.dir:
-            why = "but only passes over a stream are judged: set data.stream"
-        if not (self.checkpoint.dir and self.data.stream):
-            faults = dict.fromkeys(
-                self.publish.non_default("max_log_loss", "max_ne", "margin"), why
-            )
-            self.publish.refuse_without_use(faults, "publish")
+        if not (self.publish.is_gated and self.data.stream and self.checkpoint.dir):
+            why = "but a gate needs a stream, checkpoints and a limit: set data.stream, checkpoint.dir"
+            without_use = self.publish.non_default(*type(self.publish).model_fields)
+            self.publish.refuse_without_use(dict.fromkeys(without_use, why), "publish")
         return self
 
     def place_of(self, key: str) -> str:

@@ -327,13 +327,6 @@ class PublishSection(Section):
         """Whether there is a limit."""
         return bool(self.max_log_loss or self.max_ne or self.margin)
 
-    @model_validator(mode="after")
-    def _refuse_settings_without_use(self) -> Self:
-        if self.non_default("sample_rows") and not self.margin:
-            why = "but no rows are predicted by two models: set publish.margin"
-            self.refuse_without_use({"sample_rows": why})
-        return self
-
 
 class RunSection(Section):
     """The record of a run."""

@@ -8,7 +8,6 @@ ps-ckpt nearest output/demo/model --slot ad --value 684
 ps-ckpt export output/demo/model served --kind inference
 ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
 ps-ckpt compact output/demo/model/step-900 compacted
-ps-ckpt publish output/demo/model epoch-3
 
 A folder of checkpoints stands for its latest one. Exit codes are those of protos/errors.py.
 """
@@ -28,6 +27,7 @@ from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
 from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.protos.store import InferenceDtype, InferenceSettings
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
 from ctr_ps.ps_server.checkpoint.inspection import (
     QUANTILES,
     TableReport,
@@ -35,7 +35,7 @@ from ctr_ps.ps_server.checkpoint.inspection import (
     inspect_table,
     verify_all,
 )
-from ctr_ps.ps_server.checkpoint.publish import published_name, resolve, write_published
+from ctr_ps.ps_server.checkpoint.publish import write_best
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
@@ -115,12 +115,9 @@ def publish(
     name: Annotated[str, typer.Argument(help="Name of the checkpoint in it.")],
 ) -> None:
     """Have readers of a folder take this checkpoint, until its run publishes another one."""
-    before = published_name(folder)
-    Checkpoint.open(folder_at(folder).child(name).url)
-    write_published(folder, name)
-    if resolve(folder).name != name:
-        raise CheckpointError(f"{folder}: another process publishes there: try again")
-    typer.echo(f"published: {folder_at(folder).url}/{name} before={before or '-'}")
+    checkpoint = Checkpoint.open(folder_at(folder).child(name).url)
+    write_best(folder, name, PUBLISHED)
+    typer.echo(f"published: {checkpoint.url}")
 
 
 @app.command()

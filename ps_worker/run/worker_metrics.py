@@ -59,9 +59,8 @@ class WorkerMetrics(Collector):
             if math.isfinite(value):
                 yield GaugeMetricFamily(f"ctr_worker_{name}", text, value=value)
         yield _counter("retries", "Calls retried.", self._num_retries())
-        if self._progress.held is not None:
-            text = "Passes in a row whose checkpoint was not published."
-            yield GaugeMetricFamily("ctr_worker_publish_held", text, value=self._progress.held)
+        if (held := self._progress.held) is not None:
+            yield GaugeMetricFamily("ctr_worker_publish_held", "Passes held in a row.", value=held)
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:

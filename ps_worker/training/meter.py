@@ -106,8 +106,7 @@ class Progress:
         self.examples = 0  # trained examples of this run
         self.times = StepTimes()  # step times by part
         self.held: int | None = None  # passes in a row that were not published; None: no gate
-        # called by a training thread with each batch, and its probabilities before training on it,
-        # float32[B]; a view, valid only during the call
+        # called with each batch and its probabilities before training, float32[B], valid only then
         self.on_batch: Callable[[Batch, NDArray[np.float32]], None] = lambda batch, found: None
         self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
         self.begin_pass()

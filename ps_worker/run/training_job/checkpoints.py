@@ -7,13 +7,8 @@ from functools import partial
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.publish import (
-    begin_gate,
-    best_in,
-    forget_best,
-    remove_unfinished,
-    write_best,
-)
+from ctr_ps.ps_server.checkpoint.files.manifest import BEST, PUBLISHED
+from ctr_ps.ps_server.checkpoint.publish import begin_gate, best_in, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.checkpoints.claim import Claim
@@ -112,18 +107,18 @@ class JobCheckpoints:
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
-        self._save(validation.checkpoint, each, is_between_epochs=False, is_best=True)
+        self._save(validation.checkpoint, each, is_between_epochs=False, named=[BEST])
 
     def save_last_within(self, each: Pass) -> None:
         """Saves the model of the last validation, in the middle of a pass, which ends with it."""
         step = self._run.progress.steps
         name = name_at_step(step, self._validations_at(step))
-        self._save(name, each, is_between_epochs=False, is_best=False)
+        self._save(name, each, is_between_epochs=False, named=[])
 
     def save_after(self, each: Pass, *, is_best: bool, is_published: bool) -> None:
         """Saves at the end of a pass, while all others wait; see `Saver.save`."""
-        name = name_after_epoch(each.number)
-        self._save(name, each, is_between_epochs=True, is_best=is_best, is_published=is_published)
+        named = [BEST] * is_best + [PUBLISHED] * is_published
+        self._save(name_after_epoch(each.number), each, is_between_epochs=True, named=named)
 
     def wait(self) -> None:
         """Returns when nothing is being written; see `Saver.wait`."""
@@ -143,7 +138,7 @@ class JobCheckpoints:
         self._confirm()
         best, folder = self._validator.best, self._job.checkpoint.dir
         if best is None or not best.checkpoint:
-            forget_best(folder)  # of what the run trained after the checkpoint that it resumes from
+            folder_at(folder).remove_file(BEST)  # of what was trained after the resumed one
             return
         try:
             if best_in(folder) != best.checkpoint:
@@ -163,20 +158,11 @@ class JobCheckpoints:
         name = best_in(folder)
         return None if name is None else folder_at(folder).child(name).url
 
-    def _save(
-        self,
-        name: str,
-        each: Pass,
-        *,
-        is_between_epochs: bool,
-        is_best: bool,
-        is_published: bool = False,
-    ) -> None:
+    def _save(self, name: str, each: Pass, *, is_between_epochs: bool, named: list[str]) -> None:
         if self._saver is None or self._run.is_repeating:
             return  # repeating: the others have gone on since, and it would be of another moment
         attachments = self._attachments(each, is_between_epochs=is_between_epochs)
-        step = self._run.progress.steps
-        self._saver.save(name, step, attachments, is_best=is_best, is_published=is_published)
+        self._saver.save(name, self._run.progress.steps, attachments, named=named)
 
     def _attachments(self, each: Pass, *, is_between_epochs: bool) -> dict[str, bytes]:
         state = RunState(
@@ -195,8 +181,8 @@ class JobCheckpoints:
 
 def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[[], None]) -> Saver:
     settings, step = job.checkpoint, run.progress.steps
-    version = (lambda: run.store.status().version) if job.publish.is_gated else None
-    new = partial(Saver, run.store, settings, step=step, version=version, confirm=confirm)
+    is_gated = job.publish.is_gated
+    new = partial(Saver, run.store, settings, step=step, is_gated=is_gated, confirm=confirm)
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
@@ -245,21 +231,19 @@ def start_of(
 def clear_folder(job: Job, run: Run, start: Start) -> None:
     """Removes what earlier runs left beside their checkpoints: files of unfinished saves, and `BEST`.
 
-    Without a gate also `PUBLISHED`; with one it is there from here on. A no-op on other workers than 0. For a
-    run that has started, and that nothing will refuse. Raises CheckpointError if the folder cannot be read,
-    or something in it cannot be removed.
+    A no-op on other workers than 0. For a run that has started, and that nothing will refuse. Raises
+    CheckpointError if the folder cannot be read, or something in it cannot be removed.
     """
     folder = job.checkpoint.dir
     if not run.is_first or not folder:
         return
     start.confirm(run)
-    is_gated, is_fresh = job.publish.is_gated, start.earlier is None and not run.has_trained_before
-    for name in remove_unfinished(folder, is_gated=is_gated):
+    is_fresh = start.earlier is None and not run.has_trained_before
+    for name in remove_unfinished(folder):
         logger.info("removed files of an unfinished save: %s", name)
     if is_fresh:
-        forget_best(folder)  # an earlier run's, whose names this one saves again
-    if is_gated:
-        begin_gate(folder, is_fresh=is_fresh)
+        folder_at(folder).remove_file(BEST)  # an earlier run's, whose names this one saves again
+    begin_gate(folder, is_on=job.publish.is_gated, is_fresh=is_fresh)
 
 
 def _require_folder(job: Job, run: Run) -> None:

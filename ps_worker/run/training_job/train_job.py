@@ -15,7 +15,8 @@ from pathlib import PurePosixPath
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.protos.errors import counted
 from ctr_ps.protos.store import Store
-from ctr_ps.ps_server.checkpoint.publish import write_published
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
+from ctr_ps.ps_server.checkpoint.publish import write_best
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
@@ -196,7 +197,7 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     best = training.checkpoints.best()
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None
     if final is not None:
-        write_published(job.checkpoint.dir, PurePosixPath(final.url).name)
+        write_best(job.checkpoint.dir, PurePosixPath(final.url).name, PUBLISHED)
     seconds = sum(each.train_seconds for each in training.passes)
     passed = sum(each.examples for each in training.passes)
     if (evaluation := _evaluation(training, final)) is not None:

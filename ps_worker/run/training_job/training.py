@@ -148,7 +148,7 @@ class Training:
         ended = time.monotonic()
         if is_repeated:
             return None
-        self.gate.end_pass(of_all)
+        self.gate.window = of_all
         run.progress.log()
         if run.is_first and not self.passes:
             run.progress.warn_of_one_class(of_all, self.plan.schema.label)
@@ -216,8 +216,8 @@ class Training:
         is_over = is_last or self.validator.is_over
         if is_over or is_best or (every and number % every == 0):
             self.checkpoints.wait()  # with it PUBLISHED is as the last pass left it
-            is_published = self.gate.passes(number)
-            self.checkpoints.save_after(each, is_best=is_best, is_published=is_published)
+            passes = self.gate.passes(number)
+            self.checkpoints.save_after(each, is_best=is_best, is_published=passes)
         if is_last:
             return True
         if is_validated:

@@ -4,25 +4,24 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, manifest_to_json
 from ctr_ps.ps_server.checkpoint.publish import (
     begin_gate,
     best_in,
-    forget_best,
     open_data,
     publish,
-    published_name,
     read_manifest,
     remove_unfinished,
     require_writable,
     resolve,
     write_best,
     write_latest,
-    write_published,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.checkpoint.writer import check_folder
@@ -340,49 +339,70 @@ def test_folder_is_its_final_model_until_the_next_save(tmp_path: Path) -> None:
     NEW.save(tmp_path / "epoch-2")
     write_latest(tmp_path, "epoch-2")
 
-    write_published(tmp_path, "epoch-1")
+    write_best(tmp_path, "epoch-1", PUBLISHED)
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
     assert resolve(f"{tmp_path}/LATEST") == LocalFolder(tmp_path / "epoch-2")
 
     write_latest(tmp_path, "epoch-2")
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
-    write_published(tmp_path, "epoch-1")
-    remove_unfinished(tmp_path)  # as a new run does
+    write_best(tmp_path, "epoch-1", PUBLISHED)
+    begin_gate(tmp_path, is_on=False, is_fresh=False)  # as a new run does
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
 
 
 def test_readers_of_a_gated_folder_take_nothing_but_what_was_published(tmp_path: Path) -> None:
-    begin_gate(tmp_path, is_fresh=True)
+    begin_gate(tmp_path, is_on=True, is_fresh=True)
     OLD.save(tmp_path / "epoch-1")
     write_latest(tmp_path, "epoch-1", is_gated=True)
 
     with pytest.raises(CheckpointError, match=r"is published yet: .*ps-ckpt publish .* NAME"):
         resolve(tmp_path)
-    assert published_name(tmp_path) == ""
-    write_published(tmp_path, "epoch-1")
+    assert best_in(tmp_path, PUBLISHED) is None
+    write_best(tmp_path, "epoch-1", PUBLISHED)
     NEW.save(tmp_path / "epoch-2")
     write_latest(tmp_path, "epoch-2", is_gated=True)
-    remove_unfinished(tmp_path, is_gated=True)
-    begin_gate(tmp_path, is_fresh=False)  # of the run that resumes it
+    remove_unfinished(tmp_path)
+    begin_gate(tmp_path, is_on=True, is_fresh=False)  # of the run that resumes it
 
     assert resolve(tmp_path) == resolve(tmp_path / "PUBLISHED")
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
     assert resolve(tmp_path / "LATEST") == LocalFolder(tmp_path / "epoch-2")
-    with pytest.raises(CheckpointError, match="has no checkpoint 'epoch-3', so it cannot be the"):
-        write_published(tmp_path, "epoch-3")
-    assert published_name(tmp_path) == "epoch-1"
+    with pytest.raises(
+        CheckpointError, match="has no checkpoint 'epoch-3', so it cannot be the published one"
+    ):
+        write_best(tmp_path, "epoch-3", PUBLISHED)
+    assert best_in(tmp_path, PUBLISHED) == "epoch-1"
     write_latest(tmp_path, "epoch-2")  # of a run without a gate
-    assert published_name(tmp_path) is None
+    assert not (tmp_path / "PUBLISHED").exists()
 
 
 def test_gate_begins_with_what_readers_take(tmp_path: Path) -> None:
     OLD.save(tmp_path / "epoch-1")
     write_latest(tmp_path, "epoch-1")
 
-    begin_gate(tmp_path, is_fresh=False)
-    assert published_name(tmp_path) == "epoch-1"
-    begin_gate(tmp_path, is_fresh=True)
-    assert published_name(tmp_path) == ""
+    begin_gate(tmp_path, is_on=True, is_fresh=False)
+    assert best_in(tmp_path, PUBLISHED) == "epoch-1"
+    begin_gate(tmp_path, is_on=True, is_fresh=True)
+    assert (tmp_path / "PUBLISHED").read_text() == "\n"
+    begin_gate(tmp_path, is_on=False, is_fresh=False)
+    assert not (tmp_path / "PUBLISHED").exists()
+
+
+def test_what_a_run_that_was_turned_back_saves_again_is_no_longer_published(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "epoch-1")
+    NEW.save(tmp_path / "epoch-2")
+    write_latest(tmp_path, "epoch-2")
+    write_best(tmp_path, "epoch-2", PUBLISHED)
+    newer = read_manifest(LocalFolder(tmp_path / "epoch-2"))
+    newer = replace(newer, version=newer.version + 1)
+    (tmp_path / "epoch-2/MANIFEST.json").write_text(manifest_to_json(newer))
+    begin_gate(tmp_path, is_on=True, is_fresh=False)
+    assert best_in(tmp_path, PUBLISHED) == "epoch-2"
+
+    write_latest(tmp_path, "epoch-1", is_gated=True)  # by hand
+    begin_gate(tmp_path, is_on=True, is_fresh=False)
+
+    assert (tmp_path / "PUBLISHED").read_text() == "\n"
 
 
 def test_checkpoint_may_have_the_name_of_the_best(tmp_path: Path) -> None:
@@ -395,8 +415,7 @@ def test_best_that_is_forgotten_leaves_its_checkpoint(tmp_path: Path) -> None:
     old = OLD.save(tmp_path / "epoch-1")
     write_best(tmp_path, "epoch-1")
 
-    forget_best(tmp_path)
-    forget_best(tmp_path)
+    (tmp_path / "BEST").unlink()
 
     assert best_in(tmp_path) is None
     assert whole_at(tmp_path / "epoch-1") == old

@@ -14,7 +14,6 @@ from ctr_ps.ps_server.checkpoint.publish import (
     remove_unfinished,
     write_best,
     write_latest,
-    write_published,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from tests.support.checkpoints import fake_model, whole_at
@@ -73,7 +72,7 @@ def test_published_one_and_its_base_are_kept_however_old(tmp_path: Path) -> None
     write_latest(tmp_path, "epoch-4")
     manifest = replace(read_manifest(LocalFolder(tmp_path / "epoch-3")), base="epoch-1")
     (tmp_path / "epoch-3" / "MANIFEST.json").write_text(manifest_to_json(manifest))
-    write_published(tmp_path, "epoch-3")
+    write_best(tmp_path, "epoch-3", "PUBLISHED")
 
     assert keep_last(tmp_path, 1, EPOCHS) == ["epoch-2"]
     assert {"LATEST", "PUBLISHED", "epoch-1", "epoch-3", "epoch-4"} == names_in(tmp_path)

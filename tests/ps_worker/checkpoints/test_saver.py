@@ -250,7 +250,7 @@ def test_best_checkpoint_stays_until_there_is_a_better_one(tmp_path: Path) -> No
     kept = []
 
     for epoch, is_best in enumerate([True, False, True], 1):
-        saver.save(f"epoch-{epoch}", epoch, {}, is_best=is_best)
+        saver.save(f"epoch-{epoch}", epoch, {}, named=["BEST"] * is_best)
         saver.finish()
         kept.append(names(tmp_path))
 
@@ -338,7 +338,7 @@ def test_place_is_confirmed_before_each_file_that_is_replaced(calls: int, tmp_pa
             raise ProtocolError("worker 0 is another process by now")
 
     saver = Saver(store, section, own=["step-1"], confirm=confirm)
-    saver.save("step-2", 2, {}, is_best=True)
+    saver.save("step-2", 2, {}, named=["BEST"])
     if calls == 3:
         saver.finish()
     else:

@@ -164,9 +164,9 @@ def test_published_checkpoint_is_what_readers_take(run, root: Path) -> None:
     taken = Checkpoint.open(root).url
     second, third = run("publish", root, "epoch-2"), run("publish", root, "epoch-3")
 
-    assert first.out == f"published: {root}/epoch-1 before=-\n"
+    assert first.out == f"published: {root}/epoch-1\n"
     assert taken == f"{root}/epoch-1"
-    assert second.out == f"published: {root}/epoch-2 before=epoch-1\n"
+    assert second.out == f"published: {root}/epoch-2\n"
     assert third.code == 5
     assert "no checkpoint" in third.err
     assert Checkpoint.open(root).url == f"{root}/epoch-2"

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import CheckpointError, JobError
-from ctr_ps.ps_server.checkpoint.publish import published_name, withdraw, write_published
-from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
+from ctr_ps.ps_server.checkpoint.publish import best_in, write_best
 from ctr_ps.ps_worker.checkpoints import saver
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.predict.predictor import Predictor
-from ctr_ps.ps_worker.run.training_job.publishing import Compared, RowSample, why_held
+from ctr_ps.ps_worker.run.training_job.publishing import RowSample, why_held
 from tests.support.streams import MemorySource
 from tests.support.training import job_of, random_batches, train_together
 
@@ -63,7 +63,7 @@ RIGHT, HALF, WRONG = metrics_of(0.25), metrics_of(0.5), metrics_of(0.9)
             HALF,
             None,
             None,
-            r"it has a normalized entropy of 1\.2326.*max_ne = 1\.23",
+            r"it has a normalized entropy of 1\.2326., expected at most 1\.23",
         ),
         ({"max_ne": 5}, ClickMetrics(), None, None, "it has a normalized entropy of nan"),
         (
@@ -95,9 +95,9 @@ def test_rule(
     served: ClickMetrics | None,
     reason: str,
 ) -> None:
-    compared = Compared(live=live, served=served) if live and served else None
+    both = (live, served) if live and served else None
 
-    found = why_held(PublishSection(**limits), window, compared)
+    found = why_held(PublishSection(**limits), window, both)
 
     assert re.search(reason, found) if reason else not found
 
@@ -109,23 +109,21 @@ def test_sample_is_bounded_and_of_all_of_the_pass(sizes: list[int], limit: int) 
         (batch,) = random_batches(1, size, seed=number)
         sample.add(batch, np.full(size, number / 100, np.float32))
 
-    numbers = [round(float(p[0]) * 100) for _, p in sample.rows()]
-    assert sum(batch.size for batch, _ in sample.rows()) <= limit
-    assert [batch.size for batch, _ in sample.rows()] == [min(sizes[k], limit) for k in numbers]
+    numbers = [round(float(p[0]) * 100) for _, p in sample.kept]
+    assert sum(batch.size for batch, _ in sample.kept) <= max([limit, *sizes[:1]])
+    assert [batch.size for batch, _ in sample.kept] == [sizes[k] for k in numbers]
     steps = {later - earlier for earlier, later in itertools.pairwise(numbers)}
     assert len(steps) <= 1, "not evenly"
     if sizes:
         assert numbers[0] == 0
         assert len(sizes) <= numbers[-1] + (max(steps) if steps else len(sizes))
-    for (kept, _), number in zip(sample.rows(), numbers, strict=True):
+    for (kept, _), number in zip(sample.kept, numbers, strict=True):
         (batch,) = random_batches(1, sizes[number], seed=number)
         assert kept.offsets.size == kept.size * kept.num_slots + 1
         assert kept.keys.size == kept.offsets[-1]
         for row in range(kept.size):
             assert keys_of(kept, row) == keys_of(batch, row)
             assert (kept.labels[row], *kept.dense[row]) == (batch.labels[row], *batch.dense[row])
-    sample.clear()
-    assert not sample.rows()
 
 
 def keys_of(batch: Batch, row: int) -> list[list[int]]:
@@ -159,6 +157,7 @@ def run_of(
     num_workers: int = 1,
 ) -> list[dict[str, Any]]:
     """Trains on windows of a stream with a fast learner; returns the lines of kind "publish"."""
+    folder.mkdir(exist_ok=True)
     schema = folder / "schema.toml"
     schema.write_text('label = "click"\nslots = ["user", "item"]\ndense = []\nhash_version = 1\n')
     rows = list(itertools.chain(*windows))
@@ -244,15 +243,15 @@ def test_stream_that_goes_bad_leaves_readers_the_good_model(
     assert {"PUBLISHED", "LATEST"} < {each.name for each in (tmp_path / "saved").iterdir()}
 
     bad = lines[BAD[2] - 1]
-    assert bad["normalized_entropy"] < 0.9 < 1.2 < bad["sample_ne_served"]
-    assert (bad["served"], bad["checkpoint"]) == ("epoch-3", "epoch-6")
+    assert bad["sample_ne"] < 0.9 < 1.2 < bad["served_ne"]
+    assert (bad["served"], bad["epoch"]) == ("epoch-3", 6)
     assert 100 <= bad["sample_rows"] <= 200
     assert "publish.margin = 0.02 more" in lines[7]["reason"]
-    warned = [each for each in caplog.messages if "is not published" in each]
+    warned = [each for each in caplog.messages if each.startswith("not published")]
     assert len(warned) == 10 - len(published)
     assert re.search(
-        r"checkpoint=epoch-4 is not published, readers of .*/saved stay with epoch-3: it has a normalized "
-        r"entropy of 1\.\d+, expected at most publish\.max_ne = 0\.9; held=1 .*`ps-ckpt publish \S+ epoch-4`",
+        r"checkpoint=epoch-4 served=epoch-3 held=1 passes in a row: it has a normalized entropy of 1\.\d+, "
+        r"expected at most 0\.9; `ps-ckpt publish \S+/saved epoch-4`",
         warned[0],
     )
     assert "held=3 passes" in warned[2]
@@ -261,11 +260,11 @@ def test_stream_that_goes_bad_leaves_readers_the_good_model(
 def test_pass_is_compared_with_what_the_one_before_has_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slowly(folder: str, name: str) -> None:
+    def slowly(*arguments: str) -> None:
         time.sleep(0.2)  # what is slow is the storage
-        write_published(folder, name)
+        write_best(*arguments)
 
-    monkeypatch.setattr(saver, "write_published", slowly)
+    monkeypatch.setattr(saver, "write_best", slowly)
 
     lines = run_of(tmp_path, [window_of(number) for number in (1, 2, 3)], *GATE)
 
@@ -280,16 +279,16 @@ def test_killed_between_save_and_publication_readers_stay(
     run_of(tmp_path, windows[:1], *GATE)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saver, "write_published", fails)
+        patch.setattr(saver, "write_best", fails)
         with pytest.raises(CheckpointError, match="killed here"):
             run_of(tmp_path, windows[:2], *GATE, resume=True)
-    assert (published_name(folder), latest(folder)) == ("epoch-1", "epoch-2")
+    assert (best_in(folder, PUBLISHED), latest(folder)) == ("epoch-1", "epoch-2")
     assert Predictor.load(folder).url == f"{folder}/epoch-1"
     lines = run_of(tmp_path, windows[:3], *GATE, resume=True)
 
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert lines[2]["served"] == "epoch-1"
-    assert published_name(folder) == "epoch-3"
+    assert best_in(folder, PUBLISHED) == "epoch-3"
     assert not (folder / "epoch-1").exists()
 
 
@@ -332,13 +331,13 @@ def test_without_a_gate_readers_take_each_checkpoint(tmp_path: Path, reader: Rea
 
     assert reader.seen[-1][:2] == ("epoch-3", "epoch-3")
     assert len(lines) == 2
-    assert published_name(tmp_path / "saved") is None
+    assert not (tmp_path / "saved/PUBLISHED").exists()
 
 
 def test_checkpoint_published_by_hand_is_what_the_next_is_compared_with(tmp_path: Path) -> None:
     windows = [window_of(number, is_flipped=number > 1) for number in range(1, 5)]
     run_of(tmp_path, windows[:3], *GATE)
-    write_published(tmp_path / "saved", "epoch-3")
+    write_best(tmp_path / "saved", "epoch-3", PUBLISHED)
 
     lines = run_of(tmp_path, windows, *GATE, resume=True)
 
@@ -356,10 +355,12 @@ def test_figures_are_of_all_workers_and_the_sample_of_the_first(
     records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     passes = [record for record in records if record["kind"] == "pass"]
     assert [each["examples"] for each in passes] == [ROWS, ROWS]
-    for key in ("log_loss", "normalized_entropy"):
-        assert [line[key] for line in lines] == [each[key] for each in passes]
-    assert [line["sample_rows"] for line in lines] == [0, ROWS // 2]
     assert len(reader.seen) == 2
+    loss = passes[0]["log_loss"]
+    too_low = f"publish.max_log_loss={loss - 1e-9}"
+    held = run_of(tmp_path / "again", windows[:1], too_low, num_workers=2)
+    assert f"it has a log loss of {loss:.5f}, expected" in held[0]["reason"]
+    assert [line["sample_rows"] for line in lines] == [0, ROWS // 2]
 
 
 @pytest.mark.parametrize(
@@ -386,8 +387,7 @@ def test_both_models_are_compared_as_training_predicts(tmp_path: Path, settings:
     line = run_of(tmp_path, windows, *gate, *settings, still, dense, resume=True)[-1]
 
     assert line["epoch"] == 2
-    assert line["sample_ne_live"] == pytest.approx(line["sample_ne_served"], rel=1e-5)
-    assert line["sample_ne_live"] == pytest.approx(line["normalized_entropy"], rel=1e-5)
+    assert line["sample_ne"] == pytest.approx(line["served_ne"], rel=1e-5)
     assert line["is_published"]
 
 
@@ -398,25 +398,13 @@ def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
     copy = tmp_path / "saved/mine"
     shutil.copytree(tmp_path / "saved/epoch-1", copy)
     (copy / file.parent.name / file.name).write_bytes(b"")
-    write_published(tmp_path / "saved", "mine")
+    write_best(tmp_path / "saved", "mine", PUBLISHED)
 
     line = run_of(tmp_path, windows, *GATE, resume=True)[-1]
 
     assert not line["is_published"]
     assert "cannot be compared with 'mine', which is served: " in line["reason"]
-    assert published_name(tmp_path / "saved") == "mine"
-
-
-def test_replaced_checkpoint_stays_published_only_if_it_is_the_same(tmp_path: Path) -> None:
-    run_of(tmp_path, [window_of(1)], *GATE)
-    folder = tmp_path / "saved"
-    version = Checkpoint.open(folder).manifest.version
-
-    withdraw(folder, "epoch-2", version + 1)
-    withdraw(folder, "epoch-1", version)
-    assert published_name(folder) == "epoch-1"
-    withdraw(folder, "epoch-1", version + 1)
-    assert published_name(folder) == ""
+    assert best_in(tmp_path / "saved", PUBLISHED) == "mine"
 
 
 @pytest.mark.parametrize(
@@ -424,15 +412,15 @@ def test_replaced_checkpoint_stays_published_only_if_it_is_the_same(tmp_path: Pa
     [
         (
             ["checkpoint.dir=x"],
-            r"publish\.max_ne.*only passes over a stream are judged: set data\.stream",
+            r"publish\.max_ne.*a gate needs a stream, checkpoints and a limit",
         ),
         (
             ["data.stream=kafka://b/c"],
-            r"publish\.max_ne.*no checkpoints are saved: set checkpoint\.dir",
+            r"publish\.max_ne.*set data\.stream, checkpoint\.dir",
         ),
         (
             ["publish.max_ne=0", "publish.sample_rows=9"],
-            r"publish\.sample_rows.*set publish\.margin",
+            r"publish\.sample_rows.*a gate needs a stream, checkpoints and a limit",
         ),
         (
             [
