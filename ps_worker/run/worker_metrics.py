@@ -61,6 +61,14 @@ class WorkerMetrics(Collector):
         yield _counter("retries", "Calls retried.", self._num_retries())
         if (held := self._progress.held) is not None:
             yield GaugeMetricFamily("ctr_worker_publish_held", "Passes held in a row.", value=held)
+        lag = GaugeMetricFamily(
+            "ctr_worker_stream_lag_messages",
+            "Messages of a stream that were not read, a few seconds ago.",
+            labels=["partition"],
+        )
+        for partition, messages in self._progress.lag().items():
+            lag.add_metric([partition], messages)
+        yield lag
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:

@@ -108,6 +108,8 @@ class Progress:
         self.held: int | None = None  # passes in a row that were not published; None: no gate
         # called with each batch and its probabilities before training, float32[B], valid only then
         self.on_batch: Callable[[Batch, NDArray[np.float32]], None] = lambda batch, found: None
+        # returns the messages of a stream that were not read, by partition
+        self.lag: Callable[[], Mapping[str, int]] = dict
         self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
         self.begin_pass()
         self.restart_window()

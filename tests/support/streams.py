@@ -87,7 +87,7 @@ class MemorySource:
         return found
 
     def lag(self) -> Mapping[str, int]:
-        return {name: len(each) - self._next[name] for name, each in self.messages.items()}
+        return {name: len(self.messages[name]) - at for name, at in self._next.items()}
 
     def close(self) -> None:
         self.is_closed = True

@@ -38,6 +38,8 @@ class RedisSource:
         self.at_end: set[str] = set()
         self._ids: dict[str, str] = {}
         self._ends: dict[str, str] = {}  # ids that were the last ones
+        # The entries ever added up to the one polled last, as far as known.
+        self._counts: dict[str, int] = {}
         backoff = redis.backoff.ExponentialBackoff(cap=10, base=0.1)
         retry = redis.retry.Retry(backoff, _RETRIES)
         try:
@@ -81,6 +83,8 @@ class RedisSource:
             offset, rows = offset_and_rows(place)
             self._require_kept(partition, offset)
             self._ids[partition] = _before(offset) if rows else offset or _FIRST
+            if not offset and (added := self._added(partition)) is not None:
+                self._counts[partition] = added - self._asked("xlen", partition)
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         if not wanted:
@@ -99,16 +103,31 @@ class RedisSource:
             self._ids[key] = self._ends[key] = entries[-1][0].decode()
             if key not in self.at_end:
                 del self._ends[key]
+            if key in self._counts:
+                self._counts[key] += len(entries)
             for number, fields in entries:
                 offset = number.decode()
                 found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
         return found
 
     def lag(self) -> Mapping[str, int]:
-        found = {}
-        for key, last in self._ids.items():
-            entries = self._asked("xrange", key, min=f"({last}", count=_POLLED)
-            found[key] = len(entries)
+        return {key: self._lag_of(key, last) for key, last in self._ids.items()}
+
+    def _lag_of(self, key: str, last: str) -> int:
+        """Returns the number of entries behind `last`; at least `_POLLED`, where more are not counted."""
+        added = self._added(key)
+        found = len(self._asked("xrange", key, f"({last}", count=_POLLED))
+        if added is None:
+            return found
+        if found < _POLLED:
+            self._counts[key] = added - found
+        return max(added - self._counts.get(key, added), found)
+
+    def _added(self, key: str) -> int | None:
+        """Returns the number of entries ever added; None: Redis before 7 does not count them."""
+        if not self._asked("exists", key):
+            return 0
+        found: int | None = self._asked("xinfo_stream", key).get("entries-added")
         return found
 
     def close(self) -> None:

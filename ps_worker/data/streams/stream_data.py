@@ -39,6 +39,9 @@ IDLE_PASS_S = 10.0
 LOOK_S = 30.0
 """How often new partitions are looked for."""
 
+LAG_S = 5.0
+"""How often the lag is asked for while batches are read."""
+
 STALL_LIMIT_S = 600.0
 
 
@@ -123,6 +126,8 @@ class StreamData:
         self._time_ms = self._told_ms = (
             time_ms  # of the newest message read, and of those in positions
         )
+        self._lag: Mapping[str, int] = {}
+        self._lag_s = -LAG_S
         self.late = 0  # messages that came after one of a later time
         self.latest_ms = 0  # the most that one was behind
         self.left_out = 0  # messages that were too late, by the option `late`
@@ -143,8 +148,11 @@ class StreamData:
         return list(self._places)
 
     def lag(self) -> Mapping[str, int]:
-        """Returns the number of messages of each partition that were not read; see `StreamSource.lag`."""
-        return self._source.lag()
+        """Returns, to any thread, how many messages of each partition were not polled some seconds ago.
+
+        Asked for by `batches`, every `LAG_S`; see `StreamSource.lag`.
+        """
+        return self._lag
 
     def close(self) -> None:
         """Closes the connections."""
@@ -223,6 +231,8 @@ class StreamData:
     def _read(self, before_ms: float) -> bool:
         """Reads messages; False if none of a time before that came in a while."""
         messages = self._without_late(self._merger_here().take(before_ms, IDLE_S))
+        if time.monotonic() - self._lag_s >= LAG_S:
+            self._lag, self._lag_s = self._source.lag(), time.monotonic()
         if not messages:
             return False
         self._rows = self._decoder.rows(messages, self._after, {})
@@ -342,6 +352,15 @@ def position_of(progress: WorkerProgress | None) -> StreamPosition | None:
     if progress is None or not progress.partitions:
         return None
     return StreamPosition.from_json(progress.position, progress.partitions)
+
+
+def newest_ms(workers: Mapping[int, WorkerProgress]) -> int:
+    """Returns the time of the newest row of a stream that workers have trained on, in ms; 0: of none.
+
+    Raises DataError for a position that is none.
+    """
+    positions = [found for each in workers.values() if (found := position_of(each)) is not None]
+    return max((each.time_ms for each in positions), default=0)
 
 
 def dealt_again(

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
 from ctr_ps.protos.metrics.metrics_port import Series, Status
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     Tensor,
     TensorType,
@@ -55,12 +56,14 @@ class UnknownModelError(CtrPsError):
 class Current:
     """The model that answers: its version is the name of its checkpoint, its token that of the save.
 
-    `since` is when it was loaded, in seconds since 1970.
+    `since` is when it was loaded, `newest_row` the time of the newest row of a stream that it was trained
+    on, in seconds since 1970; 0: of none.
     """
 
     predictor: Predictor
     version: str
     token: str
+    newest_row: float = 0.0
     since: float = field(default_factory=time.time)
 
 
@@ -239,7 +242,11 @@ class ServedModel:
         # Of missing values: kernels are compiled, and the model can predict, before the first request.
         schema = predictor.schema
         predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
-        return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
+        name, newest_s = (
+            PurePosixPath(checkpoint.url).name,
+            newest_ms(checkpoint.manifest.workers) / 1000,
+        )
+        return Current(predictor, name, checkpoint.token, newest_s)
 
     def close(self) -> None:
         """Ends the threads, after what they predict now."""
@@ -291,10 +298,18 @@ class RequestMetrics(Collector):
             "Time since the served model was loaded.",
             value=time.time() - model.current.since,
         )
+        if newest_s := model.current.newest_row:
+            yield GaugeMetricFamily(
+                "ctr_serve_newest_row_age_seconds",
+                "Time since the newest row of a stream that the served model was trained on.",
+                value=time.time() - newest_s,
+            )
 
     def status(self) -> Status:
         """Returns what the status page shows."""
         model, counts = self._model, self._model.counts
+        newest_s = model.current.newest_row
+        age = {"seconds since the newest row": round(time.time() - newest_s)} if newest_s else {}
         return Status(
             title=f"ps-serve {model.name}",
             figures={
@@ -304,6 +319,7 @@ class RequestMetrics(Collector):
                 "reloads": counts.reloads,
                 "reloads that failed": counts.failed_reloads,
                 "requests waiting": model.num_waiting,
+                **age,
             },
             series=[
                 Series(name="requests a second", value=self._num_requests, kind="rate"),

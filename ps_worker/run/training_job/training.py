@@ -107,6 +107,7 @@ class Training:
             with closing(
                 self.stream.open(run.earlier_progress, self._on_idle, is_resumed=is_resumed)
             ) as stream:
+                run.progress.lag = stream.lag
                 named = ", ".join(stream.partitions) or "no partition"
                 logger.info("worker %d reads %s of %s", run.worker, named, self.stream.name)
                 yield from Windows(stream, run, self.stream.length, start).windows(first)

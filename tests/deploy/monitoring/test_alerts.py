@@ -34,6 +34,8 @@ HEALTHY = {
     'ctr_ps_save_running{instance="a"}': "0x60",
     'ctr_worker_recent_calibration{instance="a"}': "1.1x60",
     'ctr_worker_publish_held{instance="a"}': "0x60",
+    'ctr_worker_stream_lag_messages{instance="a",partition="0"}': "40x60",
+    'ctr_serve_newest_row_age_seconds{instance="s"}': "8x60",
 }
 """A sample a minute, for an hour."""
 
@@ -51,6 +53,11 @@ FAULTS: Mapping[str, tuple[float, Mapping[str, str]]] = {
     "CtrPsSaveHangs": (30.0, {'ctr_ps_save_running{instance="a"}': "1x60"}),
     "CtrPsMiscalibrated": (15.0, {'ctr_worker_recent_calibration{instance="a"}': "0.45x60"}),
     "CtrPsPublishHeld": (0.0, {'ctr_worker_publish_held{instance="a"}': "1x60"}),
+    "CtrPsStreamLags": (
+        11.0,
+        {'ctr_worker_stream_lag_messages{instance="a",partition="0"}': "1100+1x60"},
+    ),
+    "CtrPsServedModelOld": (5.0, {'ctr_serve_newest_row_age_seconds{instance="s"}': "3700x60"}),
 }
 """Each alert's minutes from the first sample of its fault, a rate's being a minute later, and that fault."""
 
@@ -64,6 +71,8 @@ NEARLY: Mapping[str, str] = {
     'ctr_ps_table_imbalance_ratio{table="t"}': "0.95x60",
     'ctr_worker_recent_calibration{instance="a"}': "1.9x60",
     'ctr_worker_recent_calibration{instance="b"}': "0.55x60",
+    'ctr_worker_stream_lag_messages{instance="b",partition="1"}': "9e6-1e5x60",
+    'ctr_serve_newest_row_age_seconds{instance="s"}': "3500x60",
 }
 """Figures a little within what is no fault yet."""
 

@@ -66,12 +66,17 @@ def test_figures_are_those_of_the_progress() -> None:
     assert value("publish_held") is None, "there is no gate"
     progress.held = 2
     assert value("publish_held") == 2
+    assert value("stream_lag_messages", partition="clicks/0") is None
+    progress.lag = lambda: {"clicks/0": 7, "clicks/1": 0}
+    assert value("stream_lag_messages", partition="clicks/0") == 7
+    assert value("stream_lag_messages", partition="clicks/1") == 0
 
 
 def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
     progress = Progress(every_s=60)
     progress.add(np.array([1, 0], np.float32), np.array([0.5, 0.5], np.float32), loss_sum=1.0)
     progress.held = 0
+    progress.lag = lambda: {"clicks/0": 7}
     names = {
         sample.name
         for family in WorkerMetrics(progress, lambda: 0).collect()

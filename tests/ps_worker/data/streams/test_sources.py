@@ -265,6 +265,35 @@ def test_offsets_that_are_gone_are_named(port: int, broker: Broker) -> None:
     source.close()
 
 
+def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(port: int) -> None:
+    client = redis.Redis(port=port)
+
+    def add(number: int, first: int) -> None:
+        pipe = client.pipeline()
+        for at in range(first, first + number):
+            pipe.xadd("far", {"value": b"x"}, id=f"{at}-1")
+        pipe.execute()
+
+    add(3_000, first=1)
+    client.xtrim("far", maxlen=2_500, approximate=False)
+    from_start = open_source(stream_url(f"redis://127.0.0.1:{port}/far,absent"))
+    from_start.seek({"far": "", "absent": ""})
+    further = open_source(stream_url(f"redis://127.0.0.1:{port}/far"))
+    further.seek({"far": "1000-1"})
+
+    assert from_start.lag() == {"far": 2_500, "absent": 0}
+    assert further.lag() == {"far": 1_000}, "at least"
+    read(from_start, 1_000)
+    assert from_start.lag()["far"] == 1_500
+    read(further, 2_000)
+    assert further.lag() == {"far": 0}
+    add(7_000, first=3_001)
+    assert further.lag() == {"far": 7_000}, "it was at the end, so it knows its number"
+    assert from_start.lag()["far"] == 8_500
+    from_start.close()
+    further.close()
+
+
 def test_redis_messages_without_the_field_are_all_fields_as_json(port: int) -> None:
     client = redis.Redis(port=port)
     client.xadd("fields", {"click": 1, "user": "é"}, id="5-1")

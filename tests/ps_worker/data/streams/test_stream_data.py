@@ -26,6 +26,7 @@ from ctr_ps.ps_worker.data.streams.stream_data import (
     StreamData,
     StreamPosition,
     dealt_again,
+    newest_ms,
 )
 from tests.support.streams import MemorySource, Messages, clicks
 
@@ -404,3 +405,43 @@ def test_the_time_of_a_message_may_be_a_column(monkeypatch: pytest.MonkeyPatch) 
 
     assert items(batch) == [int(key_of(2, str(number))) for number in (3, 1, 0, 2)]
     assert position.time_ms == 1_700_000_000_000
+
+
+def test_lag_is_that_of_some_seconds_ago_and_asks_nobody(
+    stream: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream["messages"] = {"clicks/0": clicks(100, 1, rows=1)}
+    monkeypatch.setattr(stream_data, "LAG_S", 0.0)
+    reader = data()
+
+    assert reader.lag() == {}, "nothing was read"
+    batches = reader.batches(1)
+    next(batches)
+    first = reader.lag()["clicks/0"]
+    assert reader.lag()["clicks/0"] == first <= 100
+    for _ in batches:
+        pass
+    assert reader.lag() == {"clicks/0": 0}
+
+
+def test_time_of_the_newest_row_stays_known_after_a_restart(stream: dict[str, Any]) -> None:
+    stream["messages"] = {"clicks/0": clicks(10, 1, rows=1, start_ms=5_000)}
+    *_, (_, end) = data().batches(1)
+    assert end.time_ms == 5_090
+    # A late message, and a worker that has read further.
+    stream["messages"]["clicks/0"] += clicks(1, 2, start_ms=4_000)
+    (_, after), *_ = data(end.partitions, time_ms=end.time_ms).batches(1)
+    assert after.time_ms == 5_090
+
+    def progress(position: StreamPosition, partitions: Mapping[str, str]) -> WorkerProgress:
+        return WorkerProgress(
+            incarnation=1, sequence=1, step=1, position=position.to_json(), partitions=partitions
+        )
+
+    workers = {
+        0: progress(end, {"clicks/0": "9"}),
+        1: progress(replace(end, time_ms=6_000), {"clicks/1": "9"}),
+        2: progress(replace(end, time_ms=7_000), {}),  # no position in a stream
+    }
+    assert newest_ms(workers) == 6_000
+    assert newest_ms({2: workers[2]}) == 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -854,3 +855,40 @@ def test_page_and_metrics_show_each_figure_under_its_name(model: ServedModel) ->
     }
     series = {each.name: each.value for each in status.series}
     assert series == {"requests a second": 1, "rows a second": 70}
+    assert "ctr_serve_newest_row_age_seconds" not in {name for name, _ in samples}, "of files"
+
+
+def test_age_of_the_newest_row_is_that_of_the_worker_that_has_read_furthest(
+    model: ServedModel, trained: Trained, folder: Path
+) -> None:
+    trained.publish(2, folder)
+    ages = {0: 90, 1: 40, 2: 1_000}
+    now = time.time()
+
+    def read_from_a_stream(document: dict[str, Any]) -> None:
+        worker = document["workers"]["0"]
+        document["workers"] = {
+            str(number): worker
+            | {
+                "position": json.dumps(
+                    {"epoch": 1, "rows": 7, "before_ms": None, "time_ms": int(1000 * (now - age))}
+                ),
+                "partitions": {f"clicks/{number}": "7"},
+            }
+            for number, age in ages.items()
+        }
+        document["workers"]["3"] = worker  # which has no partition
+
+    alter_manifest(folder / "epoch-2", read_from_a_stream)
+    metrics = RequestMetrics(model)
+    assert model.reload()
+
+    figures = {**metrics.status().figures}
+    (age,) = [
+        sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name == "ctr_serve_newest_row_age_seconds"
+    ]
+    assert 40 <= age <= 40 + time.time() - now + 0.001
+    assert 40 <= figures["seconds since the newest row"] <= 41 + time.time() - now
