@@ -197,27 +197,24 @@ class Checkpoint:
         for entry in self.manifest.files_of_table(spec.name):
             yield from read_table_file(self._data, entry, spec, shards)
 
-    def saved_rows(self, table: str, *, maps: bool, verifies: bool) -> list[Layer]:
-        """Returns a table's rows for lookups, newest layer first.
+    def own_layer(self, table: str, *, maps: bool, verifies: bool) -> Layer:
+        """Returns its own rows of a table for lookups, of a delta those changed and removed since its base.
 
         With `maps` the files are mapped without reading them; else keys and weights are copied into memory,
         and their checksums compared if `verifies`.
         """
         spec = self.table(table)
 
-        def saved(link: Checkpoint, kind: TableKind) -> list[SavedRows]:
+        def saved(kind: TableKind) -> list[SavedRows]:
             of_kind = spec if kind == "rows" else replace(spec, dim=0)
             return [
-                map_table_file(link._data, entry, of_kind)
+                map_table_file(self._data, entry, of_kind)
                 if maps
-                else load_table_file(link._data, entry, of_kind, verifies=verifies)
-                for entry in link.manifest.files_of_table(table, kind)
+                else load_table_file(self._data, entry, of_kind, verifies=verifies)
+                for entry in self.manifest.files_of_table(table, kind)
             ]
 
-        return [
-            Layer(rows=saved(link, "rows"), removed=saved(link, "removed"))
-            for link in reversed(self.chain)
-        ]
+        return Layer(rows=saved("rows"), removed=saved("removed"))
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the saved candidates of shards with the shards' numbers."""

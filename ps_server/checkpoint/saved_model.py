@@ -12,7 +12,7 @@ from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import read_only
-from ctr_ps.ps_server.checkpoint.files.saved_rows import read_layers
+from ctr_ps.ps_server.checkpoint.files.saved_rows import Layer, read_layers
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 
 
@@ -21,20 +21,34 @@ class SavedModel:
 
     `maps` maps the files of rows instead, for a model larger than memory: they must not be changed. Each
     lookup notices changes of size and time; truncation during a lookup ends the process. `verifies`
-    compares all checksums, of the bytes in memory unless they are mapped. Raises CheckpointError if a file
-    is missing, truncated or altered.
+    compares all checksums, of the bytes in memory unless they are mapped. The rows of its chain's checkpoints
+    that `earlier`, opened alike, has too are not read again: a delta costs its own rows. Raises
+    CheckpointError if a file is missing, truncated or altered.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, maps: bool = False, verifies: bool = False
+        self,
+        checkpoint: Checkpoint,
+        *,
+        maps: bool = False,
+        verifies: bool = False,
+        earlier: "SavedModel | None" = None,
     ) -> None:
         self.checkpoint = checkpoint
-        if verifies:
-            checkpoint.verify(without_rows=not maps)
-        self._rows = {
-            name: checkpoint.saved_rows(name, maps=maps, verifies=verifies)
-            for name in checkpoint.tables
-        }
+        self._opened = maps, verifies
+        is_alike = earlier is not None and earlier._opened == self._opened
+        known = earlier._layers if earlier is not None and is_alike else {}
+        self._layers: dict[str, Mapping[str, Layer]] = {}  # by checksum of the manifest, and table
+        for link in checkpoint.chain:
+            if (layers := known.get(link.sha256)) is None:
+                if verifies:
+                    link.verify_own(without_rows=not maps)
+                layers = {
+                    name: link.own_layer(name, maps=maps, verifies=verifies) for name in link.tables
+                }
+            self._layers[link.sha256] = layers
+        newest_first = [self._layers[link.sha256] for link in reversed(checkpoint.chain)]
+        self._rows = {name: [layers[name] for layers in newest_first] for name in checkpoint.tables}
         self._dense = {
             name: read_only(checkpoint.read_dense(name, slice(0, block.length)).weights)
             for name, block in checkpoint.blocks.items()

@@ -155,7 +155,14 @@ class Predictor:
                 checkpoint chooses that code.
         """
         options = {"verify": verify, "map": map, "allow_code": allow_code}
-        return cls(_load(url, **options), options)
+        return cls(_load(url, None, **options), options)
+
+    def successor(self, url: str | Path) -> Self:
+        """Returns a predictor of another checkpoint; raises CtrPsError as `load`, whose options are the same.
+
+        Both share the rows of checkpoints that they have in common, such as those of a delta's base.
+        """
+        return type(self)(_load(url, self._loaded, **self._options), self._options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name: whoever unpickles it loads the checkpoint again."""
@@ -273,7 +280,7 @@ class Predictor:
         """
         with self._switching:
             own = {} if verify is None else {"verify": verify}
-            loaded = _load(url, **{**self._options, **own})
+            loaded = _load(url, self._loaded, **{**self._options, **own})
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -296,12 +303,15 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-def _load(url: str | Path, *, verify: bool, map: bool, allow_code: bool) -> _Loaded:
+def _load(
+    url: str | Path, earlier: _Loaded | None, *, verify: bool, map: bool, allow_code: bool
+) -> _Loaded:
     checkpoint = Checkpoint.open(url)
     schema = schema_of_checkpoint(checkpoint)
     # A prediction for each row of files.
     job = job_of_checkpoint(checkpoint, ["data.bad_row_limit=0"])
     require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
     model = model_of_checkpoint(checkpoint, job, schema)
-    saved = SavedModel(checkpoint, maps=map, verifies=verify)
+    known = None if earlier is None else earlier.saved
+    saved = SavedModel(checkpoint, maps=map, verifies=verify, earlier=known)
     return _Loaded(saved, schema, model, job, values_of_checkpoint(checkpoint))

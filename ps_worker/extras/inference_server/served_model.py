@@ -213,7 +213,7 @@ class ServedModel:
             if newest.token == self.current.token:
                 self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
-            loaded = self._load(newest)
+            loaded = self._load(newest, self.current.predictor)
             old, new = self.current.predictor, loaded.predictor
             if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
                 raise UsageError(
@@ -237,8 +237,9 @@ class ServedModel:
         logger.info("serving model=%s version=%s", self.name, loaded.version)
         return True
 
-    def _load(self, checkpoint: Checkpoint) -> Current:
-        predictor = self._open(checkpoint.url)
+    def _load(self, checkpoint: Checkpoint, earlier: Predictor | None = None) -> Current:
+        url = checkpoint.url
+        predictor = self._open(url) if earlier is None else earlier.successor(url)
         # Of missing values: kernels are compiled, and the model can predict, before the first request.
         schema = predictor.schema
         predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])

@@ -723,7 +723,7 @@ def test_newer_model_that_takes_or_gives_other_tensors_is_not_served(
     other = with_tasks(model, np.empty((0, 2), np.float32))
     trained.publish(2, folder)
     with monkeypatch.context() as patched:
-        patched.setattr(model, "_load", lambda _: other)
+        patched.setattr(model, "_load", lambda *_: other)
 
         assert not model.reload()
 
