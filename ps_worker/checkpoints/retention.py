@@ -88,7 +88,9 @@ class Keeper:
         if overwritten:
             remove_checkpoints(self._settings.dir, overwritten - {self._started_from})
         candidates = self._own - {self._started_from}
-        keep_last(self._settings.dir, self._settings.keep_last, candidates)
+        self._own.difference_update(
+            keep_last(self._settings.dir, self._settings.keep_last, candidates)
+        )
 
 
 def _name_in(folder: str, checkpoint: str) -> str | None:

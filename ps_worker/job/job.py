@@ -32,6 +32,10 @@ KeyPath = tuple[str, ...]
 """A key from the top on; the elements of an array have their index as key: ("data", "train", "0")."""
 
 
+KEPT_OF_STREAM = 5
+"""Checkpoints that are kept beside the bases of deltas, if the job trains on a stream and says no number."""
+
+
 def path_of(override: str) -> KeyPath:
     """Returns the key that `section.key=value` sets."""
     return tuple(override.partition("=")[0].strip().split("."))
@@ -136,6 +140,16 @@ class Job(Section):
         ]
         if faults:
             raise ValidationError.from_exception_data("job", faults)
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_few_checkpoints_of_a_stream(cls, data: object) -> object:
+        # Checkpoints of a stream, which has no end, would fill any disk.
+        match data:
+            case {"data": {"stream": str(stream)}, "checkpoint": {"dir": str(folder)} as given}:
+                if stream and folder and isinstance(data, Mapping):
+                    return {**data, "checkpoint": {"keep_last": KEPT_OF_STREAM, **given}}
         return data
 
     @model_validator(mode="after")

@@ -245,6 +245,22 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-3", "step-4"]
 
 
+def test_deltas_without_end_have_bounded_chains_a_bounded_folder_and_bounded_memory(
+    tmp_path: Path,
+) -> None:
+    saver = saver_of(in_process(), tmp_path, mode="delta", full_every=4, keep_last=5)
+
+    for step in range(1, 31):
+        saver.save(f"step-{step}", step, {})
+        saver.finish()
+        assert len(Checkpoint.open(tmp_path).chain) <= 4
+        kept = names(tmp_path)
+        assert len(kept) <= 5 + 4 - 1
+        assert {f"step-{each}" for each in range(max(step - 4, 1), step + 1)} <= {*kept}
+        assert sum(base is None for base in kinds(tmp_path).values()) <= 2
+        assert saver._keeper._own == {*kept}
+
+
 def test_best_checkpoint_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
     saver = saver_of(ParameterStore(), tmp_path, keep_last=1)
     kept = []

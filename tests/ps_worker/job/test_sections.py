@@ -97,3 +97,23 @@ def test_memory_is_in_gib_and_0_is_no_limit() -> None:
 
     assert limited.device.memory_bytes == 3 * 2**29
     assert override_job({}, [], source="test").device.memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        (["data.stream=redis://host/clicks", "checkpoint.dir=model"], 5),
+        (["data.stream=redis://host/clicks", "checkpoint.dir=model", "checkpoint.keep_last=0"], 0),
+        (["data.stream=redis://host/clicks", "checkpoint.dir=model", "checkpoint.keep_last=9"], 9),
+        (["data.stream=redis://host/clicks"], 0),
+        (["checkpoint.dir=model"], 0),
+        (["data.stream=", "checkpoint.dir=model"], 0),
+    ],
+)
+def test_job_of_a_stream_keeps_few_checkpoints_unless_it_says_how_many(
+    settings: list[str], number: int
+) -> None:
+    job = override_job({}, settings, source="test")
+
+    assert job.checkpoint.keep_last == number
+    assert f'"keep_last": {number}' in job.to_json()
