@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
 from ctr_ps.protos.metrics.metrics_port import Series, Status
+from ctr_ps.ps_server.checkpoint.publish import read_manifest, resolve
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
@@ -209,11 +210,11 @@ class ServedModel:
         One that cannot be loaded, or predict a row, changes nothing.
         """
         try:
-            newest = Checkpoint.open(self._url)
-            if newest.token == self.current.token:
+            newest = resolve(self._url)
+            if read_manifest(newest).data_folder == f"data-{self.current.token}":
                 self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
-            loaded = self._load(newest, self.current.predictor)
+            loaded = self._load(Checkpoint.open(newest.url), self.current.predictor)
             old, new = self.current.predictor, loaded.predictor
             if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
                 raise UsageError(

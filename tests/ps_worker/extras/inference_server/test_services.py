@@ -708,10 +708,10 @@ def test_fault_that_comes_again_after_a_newer_model_is_told_again(
         raise OSError("the storage is away")
 
     for epoch in (2, 3):
+        trained.publish(epoch, folder)
         with monkeypatch.context() as patched:
             patched.setattr(served_model.Checkpoint, "open", away)
             assert not model.reload()
-        trained.publish(epoch, folder)
         assert model.reload()
 
     assert (model.counts.reloads, model.counts.failed_reloads) == (2, 2)
