@@ -117,11 +117,12 @@ def samples_of(predictor: Predictor, size: int, seed: int) -> list[Sample]:
 
 
 @contextmanager
-def served(url: str) -> Iterator[tuple[str, str]]:
-    """Runs ps-serve; lends host:port of HTTP and of gRPC."""
+def served(url: str, reload_s: float = 0.0) -> Iterator[tuple[str, str]]:
+    """Runs ps-serve, which looks for newer models every so many seconds; lends host:port of HTTP and gRPC."""
     program = "from ctr_ps.ps_worker.extras.inference_server.cli import main; main()"
     command = [sys.executable, "-c", program, url, "--http", "0", "--grpc", "0"]
-    process = subprocess.Popen([*command, "--reload-every", "0"], stderr=subprocess.PIPE, text=True)
+    command += ["--reload-every", str(reload_s)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     found: dict[str, str] = {}
     try:
         assert process.stderr is not None
