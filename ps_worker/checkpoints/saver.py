@@ -124,6 +124,12 @@ class Saver:
         finally:
             self._turn.release()
 
+    def is_due(self, step: int) -> bool:
+        """Whether `after_step` would take a checkpoint now."""
+        writing = self._writing
+        is_free = writing is None or writing.done()
+        return is_free and self._schedule.is_due(step, self._clock())
+
     def save(
         self, name: str, step: int, attachments: Mapping[str, bytes], *, named: Collection[str] = ()
     ) -> None:

@@ -269,3 +269,42 @@ def examples(job: RunningJob) -> int:
 
 def steps_of(job: RunningJob) -> int:
     return int(status(job).version)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_last_events_before_a_lull_are_saved_whichever_worker_has_read_them(
+    number: int, mode: str, data: Path, port: int, tmp_path: Path
+) -> None:
+    """Without another message, and long before the pass ends; worker 0 saves, and reads partition 0."""
+    client = redis.Redis(port=port)
+    name = f"lull-{mode}-{number}"
+    url = f"redis://127.0.0.1:{port}/{name}-0,{name}-1"
+    rows = sorted((data / "train").glob("part-*"))[0].read_bytes().splitlines()
+    settings = settings_of(
+        data,
+        tmp_path,
+        data__stream=url,
+        data__pass_every="1 h",
+        strategy=f"{{mode='{mode}'}}",
+        checkpoint__every_steps="0",
+        checkpoint__every_s="1",
+        checkpoint__keep_last="0",
+    )
+    folder = tmp_path / "checkpoints"
+
+    def rows_saved() -> int:
+        if not (folder / "LATEST").exists():
+            return 0
+        workers = json.loads(newest(folder).read_text())["workers"]
+        return sum(json.loads(each["position"])["rows"] for each in workers.values())
+
+    with RunningJob(tmp_path, training(settings)) as job:
+        for total in (300, 600):
+            add(client, f"{name}-{number}", rows[total - 300 : total])
+            wait_until(lambda total=total: rows_saved() == total, 30)
+        saved = len(list(folder.glob("*/MANIFEST.json")))
+        steps = steps_of(job)
+        time.sleep(3.5)  # in which nothing comes, so that nothing may be saved
+        assert len(list(folder.glob("*/MANIFEST.json"))) <= saved + 1
+        assert steps_of(job) <= steps + 2

@@ -62,7 +62,7 @@ class Start:
 class JobCheckpoints:
     """Saves a run: worker 0 if the job names a folder; else all of this is a no-op.
 
-    For one thread, besides what `after_step_of` returns, which any may call.
+    For one thread, besides `is_due_in_lull` and what `after_step_of` returns, which any may call.
     """
 
     def __init__(self, plan: Plan, run: Run, validator: Validator, start: Start) -> None:
@@ -75,6 +75,7 @@ class JobCheckpoints:
         self._confirm = partial(start.confirm, run)
         is_on = run.is_first and bool(self._job.checkpoint.dir)
         self._saver = _saver_of(self._job, run, start.earlier, self._confirm) if is_on else None
+        self._saved_examples = 0  # of a stream, by all workers, before the last checkpoint
         files = plan.train_files if is_on else ()
         self._values = values_of_job(self._job, plan.schema, files)
 
@@ -104,6 +105,13 @@ class JobCheckpoints:
             return self._attachments(each, is_between_epochs=False)
 
         return lambda: saver.after_step(run.progress.steps, begin)
+
+    def is_due_in_lull(self) -> bool:
+        """Whether, without a message for worker 0, a checkpoint is due of what was trained since the last."""
+        saver, step = self._saver, self._run.progress.steps
+        if saver is None or not self._job.checkpoint.is_within_epochs or not saver.is_due(step):
+            return False
+        return self._run.store.status().num_examples != self._saved_examples
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
@@ -175,6 +183,8 @@ class JobCheckpoints:
             validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,
         )
+        if self._job.data.stream:
+            self._saved_examples = self._run.store.status().num_examples
         attachments = attachments_of(self._job, self._plan.schema, self._values)
         return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
 

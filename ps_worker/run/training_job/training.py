@@ -115,12 +115,13 @@ class Training:
     def _on_idle(self) -> bool:
         """Says whether to train an empty batch while the stream of this worker has no rows.
 
-        With that, training sees that it is told to end, and in synchronous steps others go on.
+        With that, training sees that it is told to end, or saves, and in synchronous steps others go on.
         """
         run = self.run
         run.communicator.let_others_begin()
         is_sync = self.plan.job.strategy.is_sync and run.num_workers > 1
-        return self.is_told_to_end() or (is_sync and run.worker in run.store.status().awaited)
+        is_awaited = is_sync and run.worker in run.store.status().awaited
+        return is_awaited or self.is_told_to_end() or self.checkpoints.is_due_in_lull()
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
