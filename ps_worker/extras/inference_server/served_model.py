@@ -244,11 +244,8 @@ class ServedModel:
         # Of missing values: kernels are compiled, and the model can predict, before the first request.
         schema = predictor.schema
         predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
-        name, newest_s = (
-            PurePosixPath(checkpoint.url).name,
-            newest_ms(checkpoint.manifest.workers) / 1000,
-        )
-        return Current(predictor, name, checkpoint.token, newest_s)
+        newest_s = newest_ms(checkpoint.manifest.workers) / 1000
+        return Current(predictor, PurePosixPath(url).name, checkpoint.token, newest_s)
 
     def close(self) -> None:
         """Ends the threads, after what they predict now."""
