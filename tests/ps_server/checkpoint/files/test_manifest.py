@@ -150,6 +150,9 @@ def test_manifest_written_by_an_earlier_release_still_reads() -> None:
     assert [block.pop("values_digest") for block in again["blocks"]] == [0]
     assert [table.pop("is_bfloat16") for table in again["tables"]] == [False]
     assert again.pop("batches") == 0
+    for progress in again["workers"].values():
+        of_streams = ("partitions", "sent", "sent_partitions")
+        assert [progress.pop(name) for name in of_streams] == [{}, 0, {}]
     for spec in (*again["tables"], *again["blocks"]):
         assert spec["optimizer"].pop("schedule") is None
     for block in again["blocks"]:
