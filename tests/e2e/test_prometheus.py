@@ -172,8 +172,8 @@ def test_rules_are_evaluated_without_an_error(scraped: Scraped) -> None:
     with urllib.request.urlopen(f"{scraped.url}/api/v1/rules", timeout=10) as response:
         (group,) = json.load(response)["data"]["groups"]
 
-    assert len(group["rules"]) == 14
-    assert [rule.get("lastError", "") for rule in group["rules"]] == [""] * 14
+    assert len(group["rules"]) == 15
+    assert [rule.get("lastError", "") for rule in group["rules"]] == [""] * 15
 
 
 def test_without_the_token_nothing_is_shown(scraped: Scraped) -> None:
