@@ -2,6 +2,6 @@
 
 from ctr_ps.protos.runtime.environment import own_version
 
-print(
-    f"ctr-ps {own_version()}: ps-data, ps-worker, ps-server, ps-launch, ps-ckpt, ps-serve, ps-top"
-)
+if __name__ == "__main__":
+    commands = "ps-data, ps-worker, ps-server, ps-launch, ps-ckpt, ps-serve, ps-top"
+    print(f"ctr-ps {own_version()}: {commands}")

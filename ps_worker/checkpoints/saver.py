@@ -7,6 +7,7 @@ One is written at a time. An error while writing ends the run, at the next step 
 server restart the checkpoint is taken again.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -96,6 +97,7 @@ class Saver:
         self._settings = settings
         self._keeper = Keeper(settings, own, overwritten)
         self._is_gated = is_gated
+        self._used = {*own}  # names that later checkpoints may be based on
         self._confirm = confirm
         self._clock = clock
         self._latest_before = latest_in(settings.dir)
@@ -120,7 +122,10 @@ class Saver:
             if self._writing is not None and self._writing.done():
                 self._end()
             if self._writing is None and self._schedule.is_due(step, self._clock()):
-                self._begin(name_at_step(step), step, begin)
+                # Worker 0 may stay at a step while others train.
+                names = (name_at_step(step, number) for number in itertools.count(1))
+                name = next(each for each in names if each not in self._used)
+                self._begin(name, step, begin)
         finally:
             self._turn.release()
 
@@ -168,6 +173,7 @@ class Saver:
         begin: Callable[[], Mapping[str, bytes]],
         named: Collection[str] = (),
     ) -> None:
+        self._used = {name, *(each for each in self._used if each.startswith(f"step-{step}"))}
         self._again = None
         start = self._clock()
         url = f"{self._settings.dir.rstrip('/')}/{name}"

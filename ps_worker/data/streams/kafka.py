@@ -8,21 +8,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
-
-try:
-    from confluent_kafka import (
-        OFFSET_BEGINNING,
-        Consumer,
-        KafkaError,
-        KafkaException,
-        TopicPartition,
-    )
-except ImportError as error:
-    raise UsageError(
-        "streams of Kafka need confluent-kafka: pip install 'ctr-ps[kafka]'"
-    ) from error
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ MOST_QUEUED_BYTES = 16 << 20
 
 MOST_MERGED = 1000
 MOST_MERGED_BYTES = 4 << 20
-FUTURE_MS = 3_600_000
+FUTURE_MS = 60_000
 """How far the time of a message may be ahead of this machine's clock: else it is that of the one before."""
 
 END_SLACK_MS = 600_000

@@ -7,13 +7,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import redis
+
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
-
-try:
-    import redis
-except ImportError as error:
-    raise UsageError("streams of Redis need redis: pip install 'ctr-ps[redis]'") from error
 
 _POLLED = 1000
 _LARGEST = 2**64 - 1

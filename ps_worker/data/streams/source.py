@@ -203,7 +203,12 @@ def event_ms(value: bytes, column: str) -> int | None:
 def open_source(url: StreamUrl) -> StreamSource:
     """Opens a stream; raises DataError if it cannot be read, UsageError for an unknown option."""
     module, _, kind = _SOURCES[url.kind].rpartition(".")
-    found: StreamSource = getattr(import_module(f"{__package__}.{module}"), kind)(url)
+    try:
+        source = getattr(import_module(f"{__package__}.{module}"), kind)
+    except ModuleNotFoundError as error:
+        extra = url.kind.removesuffix("s") if url.kind == "rediss" else url.kind
+        raise UsageError(f"{url} needs {error.name}: pip install 'ctr-ps[{extra}]'") from error
+    found: StreamSource = source(url)
     return found
 
 

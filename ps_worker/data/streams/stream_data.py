@@ -349,7 +349,8 @@ def empty_batch(schema: Schema) -> Batch:
 
 def position_of(progress: WorkerProgress | None) -> StreamPosition | None:
     """Returns where a worker was in a stream; None: it had not begun with it."""
-    if progress is None or not progress.partitions:
+    # A worker without partitions has none of their places.
+    if progress is None or '"before_ms"' not in progress.position:
         return None
     return StreamPosition.from_json(progress.position, progress.partitions)
 

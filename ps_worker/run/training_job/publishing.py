@@ -94,7 +94,8 @@ class Gate:
     def passes(self, number: int) -> bool:
         """Returns whether readers may take the checkpoint of the pass `number`; warns if not."""
         progress, name, both, served = self._run.progress, name_after_epoch(number), None, ""
-        if progress.held is None or self._run.is_repeating:
+        has_rows = self.window is None or self.window.examples
+        if progress.held is None or self._run.is_repeating or not has_rows:
             return False
         try:
             served = best_in(self._folder, PUBLISHED) or ""

@@ -365,3 +365,19 @@ def test_place_is_confirmed_before_each_file_that_is_replaced(calls: int, tmp_pa
     assert (tmp_path / "LATEST").read_text() == ("step-2\n" if calls > 1 else "step-1\n")
     assert (tmp_path / "BEST").exists() == (calls > 2)
     assert ("step-1" in names(tmp_path)) == (calls < 3)
+
+
+def test_checkpoints_at_one_step_of_worker_0_have_names_of_their_own(tmp_path: Path) -> None:
+    """Others may train on while it has no rows; a name that came again would replace a base."""
+    saver = saver_of(ParameterStore(), tmp_path, mode="delta", every_steps=0, every_s=1)
+
+    for step in (3, 3, 3, 4):
+        saver.after_step(step, dict)
+        saver.wait()
+    saver.save("epoch-1", 4, {})
+    saver.wait()
+    saver.after_step(4, dict)
+    saver.wait()
+
+    assert names(tmp_path) == ["epoch-1", "step-3", "step-3-2", "step-3-3", "step-4", "step-4-2"]
+    assert Checkpoint.open(str(tmp_path / "epoch-1")).manifest.base == "step-4"

@@ -17,6 +17,7 @@ from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.store import WorkerProgress
 from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.data.streams.decoding import Lost, MessageDecoder
@@ -27,6 +28,7 @@ from ctr_ps.ps_worker.data.streams.stream_data import (
     StreamPosition,
     dealt_again,
     newest_ms,
+    position_of,
 )
 from tests.support.streams import MemorySource, Messages, clicks
 
@@ -441,7 +443,16 @@ def test_time_of_the_newest_row_stays_known_after_a_restart(stream: dict[str, An
     workers = {
         0: progress(end, {"clicks/0": "9"}),
         1: progress(replace(end, time_ms=6_000), {"clicks/1": "9"}),
-        2: progress(replace(end, time_ms=7_000), {}),  # no position in a stream
     }
     assert newest_ms(workers) == 6_000
-    assert newest_ms({2: workers[2]}) == 0
+
+
+def test_a_worker_without_partitions_is_in_the_stream() -> None:
+    """One that sends empty parts has a position without places; a process in its place reads on."""
+    end = StreamPosition(epoch=3, before_ms=60_000.0)
+    of_stream = WorkerProgress(incarnation=1, sequence=4, step=5, position=end.to_json())
+    of_files = replace(of_stream, position=DataPosition(epoch=3).to_json())
+
+    assert position_of(of_stream) == end
+    assert position_of(of_files) is None
+    assert position_of(replace(of_stream, position="")) is None
