@@ -98,15 +98,14 @@ class TrainingStream:
 
         Other arguments are those of `StreamData`.
         """
-        places = {} if progress is None else progress.partitions
-        # In other modes batches that some servers have are trained again, as those of files.
-        is_sent = progress is not None and self._job.strategy.is_sync
+        before = progress or WorkerProgress(incarnation=0, sequence=0, step=0, position="")
         return StreamData(
             self._reading,
             self._decoder(self._bad_rows),
-            places=places,
-            sent=progress.sent if progress is not None and is_sent else 0,
-            sent_places=progress.sent_partitions if progress is not None else {},
+            places=before.partitions,
+            # In other modes batches that some servers have are trained again, as those of files.
+            sent=before.sent if self._job.strategy.is_sync else 0,
+            sent_places=before.sent_partitions,
             time_ms=position.time_ms if (position := position_of(progress)) else 0,
             on_idle=on_idle,
             is_resumed=is_resumed,

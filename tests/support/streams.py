@@ -61,8 +61,8 @@ class MemorySource:
     def last_of(self, partition: str) -> str:
         return str(len(self.messages[partition]) - 1) if self.messages[partition] else START
 
-    def is_behind(self, offset: str, other: str) -> bool:
-        return not other or (bool(offset) and int(offset) >= int(other))
+    def order_of(self, offset: str) -> int:
+        return int(offset)
 
     def seek(self, places: Mapping[str, str]) -> None:
         for partition, place in places.items():

@@ -53,7 +53,6 @@ class Rows:
     batch: Batch | None  # None without any
     message_of: NDArray[np.int64]  # int64[n], index of each row's message
     line_of: NDArray[np.int64]  # int64[n], number of each row in its message, from 0
-    num_lines: NDArray[np.int64]  # int64[messages], lines of each
     taken: int = 0  # rows
     time_ms: int = 0  # of the newest message of which a place was told
     _finished: int = 0  # messages whose places are told
@@ -150,7 +149,7 @@ class MessageDecoder:
         if batch is not None and self._negatives is not None:
             batch, kept = self._sampled(batch, messages, message_of, line_of)
             message_of, line_of = message_of[kept], line_of[kept]
-        return Rows(messages, batch, message_of, line_of, num_lines)
+        return Rows(messages, batch, message_of, line_of)
 
     def _sampled(
         self,
@@ -179,7 +178,7 @@ class MessageDecoder:
         num_lines = np.array([each.count(b"\n") for each in texts], np.int64)
         content = Content(self._name)
         content.data = self._head + b"".join(texts)
-        line_ends = np.flatnonzero(np.frombuffer(content.data, np.uint8) == 10)
+        line_ends = np.flatnonzero(np.frombuffer(content.data, np.uint8) == _NEWLINE)
         before = 1 if self._head else 0
         content.place = partial(self._place, messages, num_lines, line_ends, before)
         assert self._reader is not None
@@ -256,21 +255,15 @@ class MessageDecoder:
         self, messages: Sequence[Message]
     ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
         """As `_of_text`; the lines of a file are its good rows."""
-        found: list[list[Block]] = []
-        for message in messages:
-            if not message.value:
-                found.append([])
-                continue
-            path = message.value.decode()
-            reader = reader_of(path, self._schema, self._bad_rows, self._format)
-            found.append(list(reader.blocks(FileSplit(path))))
-        num_lines = [sum(block.rows.size for block in blocks) for blocks in found]
-        all_lines = np.array(num_lines, np.int64)
-        return (
-            [block for blocks in found for block in blocks],
-            np.arange(all_lines.sum()),
-            all_lines,
-        )
+        blocks: list[Block] = []
+        num_lines = np.zeros(len(messages), np.int64)
+        for index, path in enumerate(each.value.decode() for each in messages):
+            if path:
+                reader = reader_of(path, self._schema, self._bad_rows, self._format)
+                own = list(reader.blocks(FileSplit(path)))
+                num_lines[index] = sum(block.rows.size for block in own)
+                blocks += own
+        return blocks, np.arange(num_lines.sum()), num_lines
 
 
 def place_in(message: Message, line: int) -> str:

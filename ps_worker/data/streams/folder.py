@@ -9,10 +9,17 @@ import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.files.listing import natural_order
-from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
+from ctr_ps.ps_worker.data.streams.source import (
+    START,
+    Message,
+    StreamUrl,
+    is_behind,
+    offset_and_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +64,8 @@ class FolderSource:
         names = self._names(partition)
         return names[-1] if names else START
 
-    def is_behind(self, offset: str, other: str) -> bool:
-        return not other or (bool(offset) and natural_order(offset) >= natural_order(other))
+    def order_of(self, offset: str) -> Any:
+        return natural_order(offset)
 
     def seek(self, places: Mapping[str, str]) -> None:
         listed = self._listed()
@@ -85,7 +92,7 @@ class FolderSource:
     def lag(self) -> Mapping[str, int]:
         listed = self._listed()
         return {
-            each: sum(not self.is_behind(behind, name) for name in listed[each])
+            each: sum(not is_behind(self, behind, name) for name in listed[each])
             for each, behind in self._behind.items()
         }
 
@@ -96,7 +103,7 @@ class FolderSource:
         found = []
         behind = self._behind[partition]
         for name in names:
-            if not self.is_behind(behind, name):
+            if not is_behind(self, behind, name):
                 self._behind[partition] = name
                 value = str(self._folder / name).encode()
                 found.append(Message(partition, name, self._time_ms(name), value))

@@ -6,6 +6,7 @@ committed, since positions are saved with the model.
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -40,7 +41,6 @@ class KafkaSource:
         self.at_end: set[str] = set()
         self._paused: set[str] = set()
         self._assigned: set[str] = set()
-        self._behind: dict[str, int] = {}
         try:
             self._consumer = Consumer(
                 {
@@ -62,10 +62,8 @@ class KafkaSource:
     def partitions(self) -> list[str]:
         found: list[str] = []
         for topic in self._topics:
-            try:
-                metadata = self._consumer.list_topics(topic, timeout=_REQUEST_S).topics[topic]
-            except KafkaException as error:
-                raise DataError(f"{self._url}: {error.args[0].str()}") from error
+            ask = partial(self._consumer.list_topics, topic, timeout=_REQUEST_S)
+            metadata = self._asked(ask).topics[topic]
             if metadata.error is not None or not metadata.partitions:
                 fault = metadata.error.str() if metadata.error else "it has no partitions"
                 raise DataError(f"{self._url}: topic {topic!r}: {fault}")
@@ -87,8 +85,8 @@ class KafkaSource:
         _, high = self._watermarks(partition)
         return _text(high - 1)
 
-    def is_behind(self, offset: str, other: str) -> bool:
-        return not other or (bool(offset) and int(offset) >= int(other))
+    def order_of(self, offset: str) -> int:
+        return int(offset)
 
     def seek(self, places: Mapping[str, str]) -> None:
         self._assigned |= set(places)

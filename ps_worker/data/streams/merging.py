@@ -20,6 +20,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     Message,
     StreamSource,
     event_ms,
+    is_behind,
     offset_and_rows,
 )
 
@@ -81,7 +82,7 @@ class Merger:
             if (
                 self._ends is not None
                 and not rows
-                and self._source.is_behind(offset, self._ends[partition])
+                and is_behind(self._source, offset, self._ends[partition])
             ):
                 self._ended.add(partition)
 
@@ -111,8 +112,8 @@ class Merger:
             found.append(message)
             size += len(message.value)
             self._bytes -= len(message.value)
-            if self._ends is not None and self._source.is_behind(
-                message.offset, self._ends[partition]
+            if self._ends is not None and is_behind(
+                self._source, message.offset, self._ends[partition]
             ):
                 self._ended.add(partition)
                 self._bytes -= sum(len(each.value) for each in queue)

@@ -72,8 +72,8 @@ class RedisSource:
         found = self._asked("xrevrange", partition, count=1)
         return found[0][0].decode() if found else START
 
-    def is_behind(self, offset: str, other: str) -> bool:
-        return not other or (bool(offset) and _numbers(offset) >= _numbers(other))
+    def order_of(self, offset: str) -> tuple[int, int]:
+        return _numbers(offset)
 
     def seek(self, places: Mapping[str, str]) -> None:
         for partition, place in places.items():
@@ -145,9 +145,8 @@ class RedisSource:
         Where the message of the offset itself is gone, only a stream that was at its end then is known to
         have lost nothing.
         """
-        if (
-            offset in ("", _FIRST) or _numbers(offset)[1] == _LARGEST
-        ):  # the start, or a time to start at
+        is_time = _numbers(offset)[1] == _LARGEST if offset else False  # one to start at
+        if offset in ("", _FIRST) or is_time:
             return
         last, first = _FIRST, ""
         if self._asked("exists", key):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ctr_ps.protos.errors import UsageError
@@ -73,8 +73,8 @@ class StreamSource(Protocol):
         """Returns the offset of the last message now; `START` without one."""
         ...
 
-    def is_behind(self, offset: str, other: str) -> bool:
-        """Whether an offset is at or behind another one of the partition."""
+    def order_of(self, offset: str) -> Any:
+        """Returns what offsets of a partition are compared by."""
         ...
 
     def seek(self, places: Mapping[str, str]) -> None:
@@ -100,7 +100,6 @@ class StreamSource(Protocol):
 class StreamUrl:
     """A stream, and from where to where it is read."""
 
-    text: str  # as written
     kind: str
     address: str  # host and port
     name: str  # of the topic or streams, or the path of the folder
@@ -145,7 +144,6 @@ def stream_url(text: str) -> StreamUrl:
     if parts.scheme == "folder" and parts.netloc:
         raise UsageError(f"{shown}: write folder:///{parts.netloc}{path}, with three slashes")
     found = StreamUrl(
-        text=text,
         kind=parts.scheme,
         address=_expanded(parts.netloc),
         name=path if parts.scheme == "folder" else path.lstrip("/"),
@@ -206,10 +204,15 @@ def open_source(url: StreamUrl) -> StreamSource:
     try:
         source = getattr(import_module(f"{__package__}.{module}"), kind)
     except ModuleNotFoundError as error:
-        extra = url.kind.removesuffix("s") if url.kind == "rediss" else url.kind
+        extra = "redis" if url.kind == "rediss" else url.kind
         raise UsageError(f"{url} needs {error.name}: pip install 'ctr-ps[{extra}]'") from error
     found: StreamSource = source(url)
     return found
+
+
+def is_behind(source: StreamSource, offset: str, other: str) -> bool:
+    """Whether an offset is at or behind another one of the partition; all are behind `START`."""
+    return not other or (bool(offset) and source.order_of(offset) >= source.order_of(other))
 
 
 def owner_of(partition: str, num_workers: int) -> int:

@@ -123,17 +123,15 @@ class StreamData:
         self._merger: Merger | None = None
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
-        self._time_ms = self._told_ms = (
-            time_ms  # of the newest message read, and of those in positions
-        )
+        self._time_ms = time_ms  # of the newest message read
+        self._told_ms = time_ms  # of the newest one in positions
         self._lag: Mapping[str, int] = {}
         self._lag_s = -LAG_S
         self.late = 0  # messages that came after one of a later time
         self.latest_ms = 0  # the most that one was behind
         self.left_out = 0  # messages that were too late, by the option `late`
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
-        # one before.
-        # Of several threads one may take two.
+        # one before. Of several threads one may take two.
         self._most_owed = 1 if reading.thread_num == 1 else 2 * reading.thread_num
         # With the first one, servers know where a run began that begins at the end of partitions.
         self._owed = int(any(self._untold.values()))
@@ -285,12 +283,12 @@ class StreamData:
             self._after = _partly_read(self._places)
         elif self._ends is None and time.monotonic() - self._looked_s > LOOK_S:
             self._looked_s = time.monotonic()
-            new = []
             try:
-                new = [each for each in self._own_partitions() if each not in self._places]
+                found = self._own_partitions()
             except DataError as error:  # reading says so, if it lasts
                 logger.warning("cannot look for new partitions: %s", error)
-            if new:
+                found = []
+            if new := [each for each in found if each not in self._places]:
                 logger.info("the stream has new partitions: %s", ", ".join(new))
                 self._merger.add(dict.fromkeys(new, START))
                 self._note(dict.fromkeys(new, START))
@@ -360,8 +358,11 @@ def newest_ms(workers: Mapping[int, WorkerProgress]) -> int:
 
     Raises DataError for a position that is none.
     """
-    positions = [found for each in workers.values() if (found := position_of(each)) is not None]
-    return max((each.time_ms for each in positions), default=0)
+    return max((each.time_ms for each in _positions_of(workers)), default=0)
+
+
+def _positions_of(workers: Mapping[int, WorkerProgress]) -> list[StreamPosition]:
+    return [found for each in workers.values() if (found := position_of(each)) is not None]
 
 
 def dealt_again(
@@ -369,10 +370,10 @@ def dealt_again(
 ) -> dict[int, WorkerProgress]:
     """Returns the progress of other workers, to which the partitions of all are dealt."""
     places = {name: at for each in progress.values() for name, at in each.partitions.items()}
-    positions = [found for each in progress.values() if (found := position_of(each)) is not None]
-    latest = max(positions, key=lambda each: each.epoch)
+    found = _positions_of(progress)
+    latest = max(found, key=lambda each: each.epoch)
     # The oldest of the newest rows: with a later one some would be too late.
-    time_ms = min(each.time_ms for each in positions)
+    time_ms = min(each.time_ms for each in found)
     text = replace(latest, rows=0, time_ms=time_ms, partitions={}).to_json()
     return {
         worker: WorkerProgress(

@@ -102,7 +102,6 @@ class Training:
             first = max(first, last + 1)
         if self.stream is not None and has_stream:
             start = position_of(run.earlier_progress)
-
             is_resumed = first > 1 + (last if self.plan.train_files else 0)
             with closing(
                 self.stream.open(run.earlier_progress, self._on_idle, is_resumed=is_resumed)
