@@ -62,7 +62,7 @@ class Rows:
         return 0 if self.batch is None else self.batch.size - self.taken
 
     def take(self, number: int) -> tuple[Batch, Places]:
-        """Returns the next rows, at most those left, and the places behind them that have changed."""
+        """Returns the next rows, at most those left, and the places after them that have changed."""
         assert self.batch is not None
         stop = self.taken + min(number, self.left)
         found = rows_between(self.batch, self.taken, stop)
@@ -77,7 +77,7 @@ class Rows:
         return found, places
 
     def rest(self) -> Places:
-        """Returns the places behind all messages, once no row is left."""
+        """Returns the places after all messages, once no row is left."""
         return self._places_to(len(self.messages))
 
     def _places_to(self, stop: int) -> dict[str, str]:

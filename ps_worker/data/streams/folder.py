@@ -17,7 +17,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     START,
     Message,
     StreamUrl,
-    is_behind,
+    has_reached,
     offset_and_rows,
 )
 
@@ -45,7 +45,7 @@ class FolderSource:
         if not self._folder.is_dir():
             raise DataError(f"{url}: there is no folder {url.name!r}")
         self.at_end: set[str] = set()
-        self._behind: dict[str, str] = {}
+        self._last: dict[str, str] = {}
         self._known: set[str] = set()  # files that were seen
 
     def partitions(self) -> list[str]:
@@ -77,7 +77,7 @@ class FolderSource:
             self._known.update(names)
             # One that was read in part is read again.
             before = [name for name in names if natural_order(name) < natural_order(offset)]
-            self._behind[partition] = (before[-1] if before else START) if rows else offset
+            self._last[partition] = (before[-1] if before else START) if rows else offset
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         stop = time.monotonic() + timeout_s
@@ -92,8 +92,8 @@ class FolderSource:
     def lag(self) -> Mapping[str, int]:
         listed = self._listed()
         return {
-            each: sum(not is_behind(self, behind, name) for name in listed[each])
-            for each, behind in self._behind.items()
+            each: sum(not has_reached(self, last, name) for name in listed[each])
+            for each, last in self._last.items()
         }
 
     def close(self) -> None:
@@ -101,10 +101,10 @@ class FolderSource:
 
     def _new(self, partition: str, names: Sequence[str]) -> list[Message]:
         found = []
-        behind = self._behind[partition]
+        last = self._last[partition]
         for name in names:
-            if not is_behind(self, behind, name):
-                self._behind[partition] = name
+            if not has_reached(self, last, name):
+                self._last[partition] = name
                 value = str(self._folder / name).encode()
                 found.append(Message(partition, name, self._time_ms(name), value))
             elif name not in self._known:

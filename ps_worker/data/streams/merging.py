@@ -20,7 +20,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     Message,
     StreamSource,
     event_ms,
-    is_behind,
+    has_reached,
     offset_and_rows,
 )
 
@@ -38,7 +38,7 @@ FUTURE_MS = 60_000
 """How far the time of a message may be ahead of this machine's clock: else it is that of the one before."""
 
 END_SLACK_MS = 600_000
-"""How far behind the time to end at messages before it may still come."""
+"""How long after the time to end at earlier messages are looked for, in the times of messages."""
 _POLL_S = 0.2
 
 
@@ -82,7 +82,7 @@ class Merger:
             if (
                 self._ends is not None
                 and not rows
-                and is_behind(self._source, offset, self._ends[partition])
+                and has_reached(self._source, offset, self._ends[partition])
             ):
                 self._ended.add(partition)
 
@@ -112,7 +112,7 @@ class Merger:
             found.append(message)
             size += len(message.value)
             self._bytes -= len(message.value)
-            if self._ends is not None and is_behind(
+            if self._ends is not None and has_reached(
                 self._source, message.offset, self._ends[partition]
             ):
                 self._ended.add(partition)
@@ -188,7 +188,7 @@ class Merger:
                 heapq.heappush(self._heads, (message.time_ms, self._ranks[partition], partition))
             queue.append(message)
             self._bytes += len(message.value)
-        # What is behind the last message, as the mark of a transaction, never comes.
+        # What comes after the last message, as the mark of a transaction, is never delivered.
         if self._ends is not None or (
             self._end_ms is not None and time.time() * 1000 >= self._end_ms
         ):

@@ -111,7 +111,7 @@ class RedisSource:
         return {key: self._lag_of(key, last) for key, last in self._ids.items()}
 
     def _lag_of(self, key: str, last: str) -> int:
-        """Returns the number of entries behind `last`; at least `_POLLED`, where more are not counted."""
+        """Returns the number of entries after `last`; at least `_POLLED`, where more are not counted."""
         added = self._added(key)
         found = len(self._asked("xrange", key, f"({last}", count=_POLLED))
         if added is None:
@@ -140,7 +140,7 @@ class RedisSource:
         return json.dumps(text).encode()
 
     def _require_kept(self, key: str, offset: str) -> None:
-        """Raises DataError if messages behind an offset were trimmed, as far as Redis tells.
+        """Raises DataError if messages after an offset were trimmed, as far as Redis tells.
 
         Where the message of the offset itself is gone, only a stream that was at its end then is known to
         have lost nothing.

@@ -4,7 +4,7 @@
     redis://host:6379/clicks                       a Redis stream, or several: clicks-0,clicks-1
     folder:///data/incoming?pattern=*.parquet      finished files, in the order of their names
 
-A place in a partition is a text: "" at its start, "41" behind the message with offset 41, and "41 +3" behind
+A place in a partition is a text: "" at its start, "41" after the message with offset 41, and "41 +3" after
 three rows of that message.
 """
 
@@ -66,7 +66,7 @@ class StreamSource(Protocol):
         ...
 
     def start_of(self, partition: str) -> str:
-        """Returns the offset that a run starts behind, by the option `start`; `START`: at the beginning."""
+        """Returns the offset after which a run starts, by the option `start`; `START`: at the beginning."""
         ...
 
     def last_of(self, partition: str) -> str:
@@ -78,14 +78,14 @@ class StreamSource(Protocol):
         ...
 
     def seek(self, places: Mapping[str, str]) -> None:
-        """Reads these partitions from now on, too, each from its first row behind a place."""
+        """Reads these partitions from now on, too, each from its first row after a place."""
         ...
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         """Returns the next messages of some partitions, each partition's in order; none after `timeout_s`.
 
         Returns as soon as there is one, or a partition came to its end. Raises DataError if the stream cannot
-        be read, or messages behind the place of a partition are gone.
+        be read, or messages after the place of a partition are gone.
         """
         ...
 
@@ -210,8 +210,8 @@ def open_source(url: StreamUrl) -> StreamSource:
     return found
 
 
-def is_behind(source: StreamSource, offset: str, other: str) -> bool:
-    """Whether an offset is at or behind another one of the partition; all are behind `START`."""
+def has_reached(source: StreamSource, offset: str, other: str) -> bool:
+    """Whether an offset is another one of the partition or after it; all are after `START`."""
     return not other or (bool(offset) and source.order_of(offset) >= source.order_of(other))
 
 
@@ -222,7 +222,7 @@ def owner_of(partition: str, num_workers: int) -> int:
 
 
 def place_of(offset: str, rows: int) -> str:
-    """Returns the place behind some rows of a message; 0: behind all."""
+    """Returns the place after some rows of a message; 0: after all."""
     return f"{offset} +{rows}" if rows else offset
 
 

@@ -14,7 +14,7 @@ from ctr_ps.ps_worker.data.streams.folder import FolderSource
 from ctr_ps.ps_worker.data.streams.source import (
     Message,
     StreamSource,
-    is_behind,
+    has_reached,
     open_source,
     owner_of,
     stream_url,
@@ -145,7 +145,7 @@ def test_a_partition_is_read_in_its_order_up_to_its_end(stream: Stream) -> None:
     source.close()
 
 
-def test_reading_goes_on_behind_a_place(stream: Stream) -> None:
+def test_reading_goes_on_after_a_place(stream: Stream) -> None:
     filled(stream)
     first = opened(stream)
     names = first.partitions()
@@ -225,11 +225,11 @@ def test_the_last_message_is_known_and_offsets_compare(stream: Stream) -> None:
 
     assert source.last_of(names[0]) == messages[-1].offset
     assert source.last_of(names[1]) == ""
-    assert is_behind(source, messages[2].offset, messages[1].offset)
-    assert is_behind(source, messages[1].offset, messages[1].offset)
-    assert not is_behind(source, messages[0].offset, messages[1].offset)
-    assert not is_behind(source, "", messages[0].offset)
-    assert is_behind(source, "", "")
+    assert has_reached(source, messages[2].offset, messages[1].offset)
+    assert has_reached(source, messages[1].offset, messages[1].offset)
+    assert not has_reached(source, messages[0].offset, messages[1].offset)
+    assert not has_reached(source, "", messages[0].offset)
+    assert has_reached(source, "", "")
     source.close()
 
 

@@ -99,7 +99,7 @@ def test_batches_have_the_rows_of_all_partitions_in_the_order_of_time(stream: An
 
 @settings(max_examples=30, deadline=None)
 @given(stops=st.lists(st.integers(1, 9), max_size=8), seed=st.integers(0, 2**32))
-def test_reading_goes_on_behind_the_last_row_from_any_position(stops: list[int], seed: int) -> None:
+def test_reading_goes_on_after_the_last_row_from_any_position(stops: list[int], seed: int) -> None:
     messages = three_partitions()
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
