@@ -65,10 +65,10 @@ class WorkerProgress:
     sequence: int
     step: int
     position: str
-    # of data from a stream: the place in each partition, by its name
+    # of data from a stream: the position in each partition, by its name
     partitions: Mapping[str, str] = field(default_factory=dict)
     # batches that some server has beyond `step`, of a synchronous step that is not applied on all,
-    # and the places in partitions after them as far as they differ
+    # and the positions in partitions after them as far as they differ
     sent: int = 0
     sent_partitions: Mapping[str, str] = field(default_factory=dict)
 

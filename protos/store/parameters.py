@@ -73,7 +73,7 @@ class PushId:
     # position in the worker's data after these `step` batches, opaque to stores; empty: unknown
     position: str = ""
     weight: float | None = None  # sum of the weights of these examples; None: each has weight 1
-    # of data from a stream: the place in each partition of which rows were taken since the push
+    # of data from a stream: the position in each partition of which rows were taken since the push
     # before, in the first push of an incarnation of all
     partitions: Mapping[str, str] = field(default_factory=dict)
 

@@ -342,8 +342,8 @@ def _least_of(parts: Sequence[WorkerProgress]) -> WorkerProgress:
     if not any(each.partitions or each.sent for each in parts):
         return least
     most = max(parts, key=lambda each: each.step + each.sent)
-    places = {**most.partitions, **most.sent_partitions}
-    beyond = {name: at for name, at in places.items() if least.partitions.get(name) != at}
+    positions = {**most.partitions, **most.sent_partitions}
+    beyond = {name: at for name, at in positions.items() if least.partitions.get(name) != at}
     return replace(least, sent=most.step + most.sent - least.step, sent_partitions=beyond)
 
 

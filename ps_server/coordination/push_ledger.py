@@ -28,8 +28,8 @@ MAX_VERSION = 2**53
 
 MAX_POSITION = 4096  # characters of a position, which status and checkpoints carry
 
-MAX_PARTITIONS = 10_000  # of a worker, with places of
-MAX_PLACE = 1024  # characters of the name of a partition, and of a place in it
+MAX_PARTITIONS = 10_000  # of a worker, with a position in each
+MAX_PARTITION_CHARACTERS = 1024  # characters of the name of a partition, and of a position in it
 
 MAX_AHEAD = 2**16
 """Pushes of a worker that may be applied beyond one that has not come: far more than any keeps on the way."""
@@ -62,8 +62,13 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
             f"{who} reports {len(numbers.partitions)} partitions, expected up to {MAX_PARTITIONS}: start "
             "more workers"
         )
-    if max(map(len, (*numbers.partitions, *numbers.partitions.values())), default=0) > MAX_PLACE:
-        raise ProtocolError(f"{who} reports a partition of more than {MAX_PLACE} characters")
+    if (
+        max(map(len, (*numbers.partitions, *numbers.partitions.values())), default=0)
+        > MAX_PARTITION_CHARACTERS
+    ):
+        raise ProtocolError(
+            f"{who} reports a partition of more than {MAX_PARTITION_CHARACTERS} characters"
+        )
 
 
 def require_number(who: str, what: str, number: int) -> None:
@@ -197,8 +202,8 @@ class PushLedger:
     def progress(self) -> dict[int, WorkerProgress]:
         """Returns the progress by worker; a worker that has pushed nothing is missing."""
         return {
-            worker: replace(each, partitions=dict(places))
-            if (places := self._partitions.get(worker))
+            worker: replace(each, partitions=dict(positions))
+            if (positions := self._partitions.get(worker))
             else each
             for worker, each in self._progress.items()
         }

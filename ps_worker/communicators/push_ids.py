@@ -28,7 +28,7 @@ class PushIds:
         self._ahead: set[int] = set()  # whole, but one before them is not
         self._step = 0
         self._position = ""
-        self._partitions: dict[str, str] = {}  # places that no push has told yet
+        self._partitions: dict[str, str] = {}  # positions that no push has told yet
         self._lock = threading.Lock()
 
     def resume(self, progress: WorkerProgress) -> None:

@@ -239,7 +239,7 @@ def order_of_data(job: Job) -> dict[str, int | str]:
     )
     if data.stream:
         url = stream_url(data.stream)
-        # The host may change; another stream has other places.
+        # The host may change; another stream has other positions.
         sampling["data.stream"] = (
             f"{url.kind} {url.name} {url.options.get('partitions', '')}".strip()
         )

@@ -102,10 +102,10 @@ class TrainingStream:
         return StreamData(
             self._reading,
             self._decoder(self._bad_rows),
-            places=before.partitions,
+            positions=before.partitions,
             # In other modes batches that some servers have are trained again, as those of files.
             sent=before.sent if self._job.strategy.is_sync else 0,
-            sent_places=before.sent_partitions,
+            sent_positions=before.sent_partitions,
             time_ms=position.time_ms if (position := position_of(progress)) else 0,
             on_idle=on_idle,
             is_resumed=is_resumed,
@@ -117,7 +117,7 @@ class TrainingStream:
         As many as one block of a file has, so that a model starts alike from both.
         """
         with closing(
-            StreamData(self._reading, self._decoder(silent_bad_rows()), places={})
+            StreamData(self._reading, self._decoder(silent_bad_rows()), positions={})
         ) as data:
             yield from data.head(BLOCK_ROWS)
 

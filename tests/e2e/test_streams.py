@@ -209,13 +209,13 @@ def newest(folder: Path) -> Path:
     return folder / (folder / "LATEST").read_text().strip() / "MANIFEST.json"
 
 
-def rows_behind(data: Path, places: dict[str, str]) -> int:
-    """Returns the number of rows before places in the partitions of `topic`."""
+def rows_behind(data: Path, positions: dict[str, str]) -> int:
+    """Returns the number of rows before positions in the partitions of `topic`."""
     files, found = sorted((data / "train").glob("part-*")), 0
-    for name, place in places.items():
+    for name, position in positions.items():
         number = int(name.rpartition("/")[2])
         sizes = [value.count(b"\n") + 1 for _, value in messages_of(files[number], number)]
-        offset, _, rows = place.partition(" +")
+        offset, _, rows = position.partition(" +")
         if offset:
             whole = int(offset) if rows else int(offset) + 1
             found += sum(sizes[:whole]) + int(rows or 0)

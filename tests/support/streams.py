@@ -64,9 +64,9 @@ class MemorySource:
     def order_of(self, offset: str) -> int:
         return int(offset)
 
-    def seek(self, places: Mapping[str, str]) -> None:
-        for partition, place in places.items():
-            offset, rows = offset_and_rows(place)
+    def seek(self, positions: Mapping[str, str]) -> None:
+        for partition, position in positions.items():
+            offset, rows = offset_and_rows(position)
             self._next[partition] = int(offset) + (not rows) if offset else 0
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:

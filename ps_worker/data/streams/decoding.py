@@ -24,7 +24,7 @@ from ctr_ps.ps_worker.data.files.content import Content
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.streams.source import Message, place_of
+from ctr_ps.ps_worker.data.streams.source import Message, position_after
 from ctr_ps.ps_worker.data.text.criteo import CriteoScanner
 from ctr_ps.ps_worker.data.text.text_reader import BLOCK_BYTES, TextReader
 
@@ -33,8 +33,8 @@ _NEWLINE = ord("\n")
 FORMATS = ("json", "csv", "criteo", "multislot", "libsvm", "libffm", "arrow")
 """Formats of messages; Arrow's is that of IPC streams."""
 
-Places = Mapping[str, str]
-"""A place by partition."""
+Positions = Mapping[str, str]
+"""A position by partition."""
 
 
 class Lost(NamedTuple):
@@ -54,33 +54,35 @@ class Rows:
     message_of: NDArray[np.int64]  # int64[n], index of each row's message
     line_of: NDArray[np.int64]  # int64[n], number of each row in its message, from 0
     taken: int = 0  # rows
-    time_ms: int = 0  # of the newest message of which a place was told
-    _finished: int = 0  # messages whose places are told
+    time_ms: int = 0  # of the newest message of which a position was told
+    _finished: int = 0  # messages whose positions are told
 
     @property
     def left(self) -> int:
         return 0 if self.batch is None else self.batch.size - self.taken
 
-    def take(self, number: int) -> tuple[Batch, Places]:
-        """Returns the next rows, at most those left, and the places after them that have changed."""
+    def take(self, number: int) -> tuple[Batch, Positions]:
+        """Returns the next rows, at most those left, and the positions after them that have changed."""
         assert self.batch is not None
         stop = self.taken + min(number, self.left)
         found = rows_between(self.batch, self.taken, stop)
         self.taken = stop
         last = int(self.message_of[stop - 1])
         is_whole = stop == self.batch.size or int(self.message_of[stop]) > last
-        places = self._places_to(last + is_whole)
+        positions = self._positions_to(last + is_whole)
         if not is_whole:
             message = self.messages[last]
             self.time_ms = max(self.time_ms, message.time_ms)
-            places[message.partition] = place_of(message.offset, int(self.line_of[stop - 1]) + 1)
-        return found, places
+            positions[message.partition] = position_after(
+                message.offset, int(self.line_of[stop - 1]) + 1
+            )
+        return found, positions
 
-    def rest(self) -> Places:
-        """Returns the places after all messages, once no row is left."""
-        return self._places_to(len(self.messages))
+    def rest(self) -> Positions:
+        """Returns the positions after all messages, once no row is left."""
+        return self._positions_to(len(self.messages))
 
-    def _places_to(self, stop: int) -> dict[str, str]:
+    def _positions_to(self, stop: int) -> dict[str, str]:
         passed = self.messages[self._finished : stop]
         self._finished = max(self._finished, stop)
         self.time_ms = max([self.time_ms, *(each.time_ms for each in passed)])
@@ -163,12 +165,12 @@ class MessageDecoder:
         hashes = np.array(
             [key_of(1, f"{each.partition} {each.offset}") for each in messages], np.uint64
         )
-        places = (hashes[message_of] + line_of.astype(np.uint64)).view(np.int64)
-        marked = Block(batch, 0, places)
+        positions = (hashes[message_of] + line_of.astype(np.uint64)).view(np.int64)
+        marked = Block(batch, 0, positions)
         kept = self._negatives.sampled("stream", marked)  # wherever the broker is
         if kept is None:
             return None, np.empty(0, np.int64)
-        return kept.rows, np.flatnonzero(np.isin(places, kept.positions()))
+        return kept.rows, np.flatnonzero(np.isin(positions, kept.positions()))
 
     def _of_text(
         self, messages: Sequence[Message]

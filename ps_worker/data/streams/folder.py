@@ -67,10 +67,10 @@ class FolderSource:
     def order_of(self, offset: str) -> Any:
         return natural_order(offset)
 
-    def seek(self, places: Mapping[str, str]) -> None:
+    def seek(self, positions: Mapping[str, str]) -> None:
         listed = self._listed()
-        for partition, place in places.items():
-            offset, rows = offset_and_rows(place)
+        for partition, position in positions.items():
+            offset, rows = offset_and_rows(position)
             if rows and not (self._folder / offset).exists():
                 raise DataError(f"{self._url}: {offset!r}, in which the run goes on, is gone")
             names = listed[partition]

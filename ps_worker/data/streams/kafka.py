@@ -76,7 +76,7 @@ class KafkaSource:
             return START
         if start_ms is None:
             return self.last_of(partition)
-        wanted = _place(partition, start_ms)
+        wanted = _topic_partition(partition, start_ms)
         found = self._asked(lambda: self._consumer.offsets_for_times([wanted], timeout=_REQUEST_S))
         offset: int = found[0].offset
         return _text(offset - 1) if offset >= 0 else self.last_of(partition)
@@ -88,11 +88,11 @@ class KafkaSource:
     def order_of(self, offset: str) -> int:
         return int(offset)
 
-    def seek(self, places: Mapping[str, str]) -> None:
-        self._assigned |= set(places)
+    def seek(self, positions: Mapping[str, str]) -> None:
+        self._assigned |= set(positions)
         wanted = []
-        for partition, place in places.items():
-            offset, rows = offset_and_rows(place)
+        for partition, position in positions.items():
+            offset, rows = offset_and_rows(position)
             at = OFFSET_BEGINNING
             if offset:
                 at = int(offset) + (not rows)
@@ -103,7 +103,7 @@ class KafkaSource:
                         f"goes on at {at}: its messages are gone. Start from a later checkpoint, or a new "
                         "run with start="
                     )
-            wanted.append(_place(partition, at))
+            wanted.append(_topic_partition(partition, at))
         self._asked(lambda: self._consumer.incremental_assign(wanted))
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
@@ -131,10 +131,12 @@ class KafkaSource:
 
     def lag(self) -> Mapping[str, int]:
         found = {}
-        for place in self._consumer.position([_place(each) for each in sorted(self._assigned)]):
-            _, high = self._consumer.get_watermark_offsets(place, cached=True)
-            if place.offset >= 0 and high >= 0:
-                found[f"{place.topic}/{place.partition}"] = max(high - place.offset, 0)
+        for at in self._consumer.position(
+            [_topic_partition(each) for each in sorted(self._assigned)]
+        ):
+            _, high = self._consumer.get_watermark_offsets(at, cached=True)
+            if at.offset >= 0 and high >= 0:
+                found[f"{at.topic}/{at.partition}"] = max(high - at.offset, 0)
         return found
 
     def close(self) -> None:
@@ -143,14 +145,16 @@ class KafkaSource:
     def _pause(self, unwanted: set[str]) -> None:
         """Has brokers asked for the other partitions alone, so that none fills the memory."""
         if new := unwanted - self._paused:
-            self._consumer.pause([_place(each) for each in new])
+            self._consumer.pause([_topic_partition(each) for each in new])
         if over := self._paused - unwanted:
-            self._consumer.resume([_place(each) for each in over])
+            self._consumer.resume([_topic_partition(each) for each in over])
         self._paused = unwanted
 
     def _watermarks(self, partition: str) -> tuple[int, int]:
         found: tuple[int, int] = self._asked(
-            lambda: self._consumer.get_watermark_offsets(_place(partition), timeout=_REQUEST_S)
+            lambda: self._consumer.get_watermark_offsets(
+                _topic_partition(partition), timeout=_REQUEST_S
+            )
         )
         return found
 
@@ -164,7 +168,7 @@ class KafkaSource:
         logger.warning("%s: %s", self._url, error.str())
 
 
-def _place(partition: str, offset: int = OFFSET_BEGINNING) -> TopicPartition:
+def _topic_partition(partition: str, offset: int = OFFSET_BEGINNING) -> TopicPartition:
     topic, _, number = partition.rpartition("/")
     return TopicPartition(topic, int(number), offset)
 

@@ -48,7 +48,7 @@ class Merger:
     def __init__(
         self,
         source: StreamSource,
-        places: Mapping[str, str],  # of the partitions to read
+        positions: Mapping[str, str],  # of the partitions to read
         *,
         ends: Mapping[str, str] | None = None,  # last offsets to read; None: there is no end
         end_ms: int | None = None,  # messages from this time on are not read; None: no such time
@@ -69,16 +69,16 @@ class Merger:
         self._ranks: dict[str, int] = {}
         self._ended: set[str] = set()
         self._heads: list[tuple[int, int, str]] = []
-        self.add(places)
+        self.add(positions)
 
-    def add(self, places: Mapping[str, str]) -> None:
-        """Reads more partitions, from their places on."""
-        for partition in places:
+    def add(self, positions: Mapping[str, str]) -> None:
+        """Reads more partitions, from their positions on."""
+        for partition in positions:
             self._ranks[partition] = len(self._ranks)
             self._queues[partition] = deque()
-        self._source.seek(places)
-        for partition, place in places.items():
-            offset, rows = offset_and_rows(place)
+        self._source.seek(positions)
+        for partition, position in positions.items():
+            offset, rows = offset_and_rows(position)
             if (
                 self._ends is not None
                 and not rows

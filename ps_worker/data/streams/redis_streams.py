@@ -75,9 +75,9 @@ class RedisSource:
     def order_of(self, offset: str) -> tuple[int, int]:
         return _numbers(offset)
 
-    def seek(self, places: Mapping[str, str]) -> None:
-        for partition, place in places.items():
-            offset, rows = offset_and_rows(place)
+    def seek(self, positions: Mapping[str, str]) -> None:
+        for partition, position in positions.items():
+            offset, rows = offset_and_rows(position)
             self._require_kept(partition, offset)
             self._ids[partition] = _before(offset) if rows else offset or _FIRST
             if not offset and (added := self._added(partition)) is not None:

@@ -4,7 +4,7 @@
     redis://host:6379/clicks                       a Redis stream, or several: clicks-0,clicks-1
     folder:///data/incoming?pattern=*.parquet      finished files, in the order of their names
 
-A place in a partition is a text: "" at its start, "41" after the message with offset 41, and "41 +3" after
+A position in a partition is a text: "" at its start, "41" after the message with offset 41, and "41 +3" after
 three rows of that message.
 """
 
@@ -32,7 +32,7 @@ _PARTLY = re.compile(r"(.*) \+([0-9]+)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]+\Z")
 
 START = ""
-"""The place at the start of a partition."""
+"""The position at the start of a partition."""
 
 _SOURCES = {
     "kafka": "kafka.KafkaSource",
@@ -55,7 +55,7 @@ class Message:
 class StreamSource(Protocol):
     """A reader of some partitions of one stream. Not thread-safe.
 
-    Reading takes no place from another reader: which worker reads a partition is a rule: `owner_of`.
+    Readers know nothing of each other: `owner_of` says which worker reads a partition.
     """
 
     # partitions of which all messages up to now were polled
@@ -77,15 +77,15 @@ class StreamSource(Protocol):
         """Returns what offsets of a partition are compared by."""
         ...
 
-    def seek(self, places: Mapping[str, str]) -> None:
-        """Reads these partitions from now on, too, each from its first row after a place."""
+    def seek(self, positions: Mapping[str, str]) -> None:
+        """Reads these partitions from now on, too, each from its first row after a position."""
         ...
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         """Returns the next messages of some partitions, each partition's in order; none after `timeout_s`.
 
         Returns as soon as there is one, or a partition came to its end. Raises DataError if the stream cannot
-        be read, or messages after the place of a partition are gone.
+        be read, or messages after the position in a partition are gone.
         """
         ...
 
@@ -221,12 +221,12 @@ def owner_of(partition: str, num_workers: int) -> int:
     return (int(number[0]) if number else zlib.crc32(partition.encode())) % num_workers
 
 
-def place_of(offset: str, rows: int) -> str:
-    """Returns the place after some rows of a message; 0: after all."""
+def position_after(offset: str, rows: int) -> str:
+    """Returns the position after some rows of a message; 0: after all."""
     return f"{offset} +{rows}" if rows else offset
 
 
-def offset_and_rows(place: str) -> tuple[str, int]:
-    """Inverse of `place_of`."""
-    found = _PARTLY.fullmatch(place)
-    return (found[1], int(found[2])) if found else (place, 0)
+def offset_and_rows(position: str) -> tuple[str, int]:
+    """Inverse of `position_after`."""
+    found = _PARTLY.fullmatch(position)
+    return (found[1], int(found[2])) if found else (position, 0)

@@ -53,11 +53,11 @@ class StreamPosition:
     rows: int = 0  # of this worker in the pass
     before_ms: float | None = None  # end of the pass, in ms since 1970; None: that of the stream
     time_ms: int = 0  # of the newest row, in ms since 1970
-    # places in the partitions that were read since the position before; not in the JSON
+    # positions in the partitions that were read since the position before; not in the JSON
     partitions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the position as JSON, without its places."""
+        """Returns the position as JSON, without its positions."""
         values = asdict(self)
         del values["partitions"]
         return json.dumps(values)
@@ -92,10 +92,10 @@ class StreamData:
         reading: Reading,
         decoder: MessageDecoder,
         *,
-        places: Mapping[str, str],  # where an earlier run was, by partition
-        # batches that some servers have beyond `places`, and the places after them
+        positions: Mapping[str, str],  # where an earlier run was, by partition
+        # batches that some servers have beyond `positions`, and the positions after them
         sent: int = 0,
-        sent_places: Mapping[str, str] | None = None,
+        sent_positions: Mapping[str, str] | None = None,
         time_ms: int = 0,  # of the newest message before
         is_resumed: bool = False,  # whether the run has begun before
         # called now and then while no message comes; whether an empty batch is to be yielded
@@ -112,14 +112,16 @@ class StreamData:
         own = self._own_partitions()
         # A file is read as a whole.
         self._most_merged = 1 if reading.url.kind == "folder" else MOST_MERGED
-        # Places that no position has had yet. A partition that came since a run began is read from its start.
-        start_of = (lambda _: START) if places or is_resumed else self._source.start_of
-        self._untold = {each: start_of(each) for each in own if each not in places}
-        self._places = {each: places.get(each, self._untold.get(each, START)) for each in own}
+        # Those that no push has had yet. A partition that came since a run began is read from its start.
+        start_of = (lambda _: START) if positions or is_resumed else self._source.start_of
+        self._untold = {each: start_of(each) for each in own if each not in positions}
+        self._positions = {each: positions.get(each, self._untold.get(each, START)) for each in own}
         is_to_now = reading.url.end == "latest"
         self._ends = {each: self._source.last_of(each) for each in own} if is_to_now else None
         self._sent = sent
-        self._sent_places = {k: v for k, v in (sent_places or {}).items() if k in self._places}
+        self._sent_positions = {
+            k: v for k, v in (sent_positions or {}).items() if k in self._positions
+        }
         self._merger: Merger | None = None
         self._rows: Rows | None = None  # read, and not all yielded yet
         self._after: dict[tuple[str, str], int] = {}
@@ -143,7 +145,7 @@ class StreamData:
     @property
     def partitions(self) -> list[str]:
         """The partitions that this worker reads."""
-        return list(self._places)
+        return list(self._positions)
 
     def lag(self) -> Mapping[str, int]:
         """Returns, to any thread, how many messages of each partition were not polled some seconds ago.
@@ -206,10 +208,10 @@ class StreamData:
             if self._rows is None or not self._rows.left:
                 continue
             last_s = time.monotonic()
-            part, places = self._rows.take(int(min(batch_size - size, most - rows - size)))
+            part, positions = self._rows.take(int(min(batch_size - size, most - rows - size)))
             held.append(part)
             size += part.size
-            self._note(places, self._rows)
+            self._note(positions, self._rows)
             if not self._rows.left:
                 self._note(self._rows.rest(), self._rows)
             if size == batch_size:
@@ -241,7 +243,7 @@ class StreamData:
         return True
 
     def _without_late(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Counts the messages that are late, and empties those that are too late; their places count."""
+        """Counts the messages that are late, and empties those that are too late; their positions count."""
         found = []
         for message in messages:
             behind_ms = self._time_ms - message.time_ms
@@ -262,25 +264,25 @@ class StreamData:
             return found >= before_ms
         return merger.is_over or time.time() * 1000 >= before_ms
 
-    def _note(self, places: Mapping[str, str], rows: Rows | None = None) -> None:
-        self._places.update(places)
-        self._untold.update(places)
+    def _note(self, positions: Mapping[str, str], rows: Rows | None = None) -> None:
+        self._positions.update(positions)
+        self._untold.update(positions)
         self._told_ms = max(self._told_ms, 0 if rows is None else rows.time_ms)
 
     def _merger_here(self) -> Merger:
-        """Returns what merges the partitions, from their places on; new ones are added now and then."""
+        """Returns what merges the partitions, from their positions on; new ones are added now and then."""
         url = self._reading.url
         if self._merger is None:
             self._merger = Merger(
                 self._source,
-                self._places,
+                self._positions,
                 ends=self._ends,
                 end_ms=url.end_ms,
                 time_column=url.time,
                 most_merged=self._most_merged,
                 stall_limit_s=self._stall_limit_s,
             )
-            self._after = _partly_read(self._places)
+            self._after = _partly_read(self._positions)
         elif self._ends is None and time.monotonic() - self._looked_s > LOOK_S:
             self._looked_s = time.monotonic()
             try:
@@ -288,7 +290,7 @@ class StreamData:
             except DataError as error:  # reading says so, if it lasts
                 logger.warning("cannot look for new partitions: %s", error)
                 found = []
-            if new := [each for each in found if each not in self._places]:
+            if new := [each for each in found if each not in self._positions]:
                 logger.info("the stream has new partitions: %s", ", ".join(new))
                 self._merger.add(dict.fromkeys(new, START))
                 self._note(dict.fromkeys(new, START))
@@ -298,12 +300,12 @@ class StreamData:
         """Yields the batches that a process before this one sent to some servers, of the very rows."""
         sent, ends = self._sent, {}
         before = {}
-        for partition, place in self._sent_places.items():
-            offset, rows = offset_and_rows(place)
+        for partition, position in self._sent_positions.items():
+            offset, rows = offset_and_rows(position)
             ends[partition] = offset
             if rows:
                 before[partition, offset] = rows
-        starts = {each: self._places[each] for each in ends}
+        starts = {each: self._positions[each] for each in ends}
         source = open_source(self._reading.url)
         try:
             limit_s, time_column = self._stall_limit_s, self._reading.url.time
@@ -319,18 +321,18 @@ class StreamData:
         found = self._decoder.rows(kept, _partly_read(starts), before) if kept else None
         for number in range(sent):
             part: list[Batch] = []
-            places: Mapping[str, str] = {}
+            positions: Mapping[str, str] = {}
             if found is not None and found.left:
-                taken, places = found.take(self._reading.batch_size)
+                taken, positions = found.take(self._reading.batch_size)
                 part = [taken]
-            self._note(self._sent_places if number == sent - 1 else places, found)
+            self._note(self._sent_positions if number == sent - 1 else positions, found)
             self._sent -= 1
             yield part
 
 
-def _partly_read(places: Mapping[str, str]) -> dict[tuple[str, str], int]:
+def _partly_read(positions: Mapping[str, str]) -> dict[tuple[str, str], int]:
     """Returns the rows that are done of messages, by partition and offset."""
-    found = {each: offset_and_rows(place) for each, place in places.items()}
+    found = {each: offset_and_rows(position) for each, position in positions.items()}
     return {(each, offset): rows for each, (offset, rows) in found.items() if rows}
 
 
@@ -347,7 +349,7 @@ def empty_batch(schema: Schema) -> Batch:
 
 def position_of(progress: WorkerProgress | None) -> StreamPosition | None:
     """Returns where a worker was in a stream; None: it had not begun with it."""
-    # A worker without partitions has none of their places.
+    # A worker without partitions has none of their positions.
     if progress is None or '"before_ms"' not in progress.position:
         return None
     return StreamPosition.from_json(progress.position, progress.partitions)
@@ -369,7 +371,7 @@ def dealt_again(
     progress: Mapping[int, WorkerProgress], num_workers: int
 ) -> dict[int, WorkerProgress]:
     """Returns the progress of other workers, to which the partitions of all are dealt."""
-    places = {name: at for each in progress.values() for name, at in each.partitions.items()}
+    positions = {name: at for each in progress.values() for name, at in each.partitions.items()}
     found = _positions_of(progress)
     latest = max(found, key=lambda each: each.epoch)
     # The oldest of the newest rows: with a later one some would be too late.
@@ -381,7 +383,7 @@ def dealt_again(
             sequence=0,
             step=progress[worker].step if worker in progress else 0,
             position=text,
-            partitions={k: v for k, v in places.items() if owner_of(k, num_workers) == worker},
+            partitions={k: v for k, v in positions.items() if owner_of(k, num_workers) == worker},
         )
         for worker in range(num_workers)
     }

@@ -39,7 +39,7 @@ class Pass:
     share: Callable[[Any], float | None] = lambda _: None
 
 
-class Place:
+class ReadShare:
     """Where a worker is in a pass, for lines of progress. Any thread may ask."""
 
     def __init__(self, share_of: Callable[[Any], float | None]) -> None:

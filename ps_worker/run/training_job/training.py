@@ -26,8 +26,8 @@ from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ctr_ps.ps_worker.run.training_job.passes import (
     Pass,
     PassFigures,
-    Place,
     Positioned,
+    ReadShare,
     Stretches,
     end_pass,
     epochs,
@@ -140,7 +140,7 @@ class Training:
         run, start = self.run, time.monotonic()
         self.metrics.epoch = each.number
         self.gate.begin_pass()
-        at = Place(each.share)
+        at = ReadShare(each.share)
         run.progress.begin_pass(shown, at.share)
         with closing(each.batches) as batches:
             validation_seconds = self._train_batches(each, at.follow(batches))

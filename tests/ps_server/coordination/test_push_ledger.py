@@ -123,7 +123,7 @@ def test_ledger_is_restored() -> None:
     assert steps(after) == {0: 5}, "push 4 was not forgotten"
 
 
-def places(ledger: PushLedger, worker: int = 0) -> dict[str, str]:
+def positions(ledger: PushLedger, worker: int = 0) -> dict[str, str]:
     return dict(ledger.progress()[worker].partitions)
 
 
@@ -141,7 +141,7 @@ def test_places_in_partitions_are_those_of_the_pushes_before_the_first_gap(
 
         whole = next(number for number in range(6) if number not in applied)
         expected = {name: at for each in told[:whole] for name, at in each.items()}
-        assert not whole or places(ledger) == expected
+        assert not whole or positions(ledger) == expected
 
 
 def test_the_first_push_of_a_process_has_the_places_of_all_partitions() -> None:
@@ -151,7 +151,7 @@ def test_the_first_push_of_a_process_has_the_places_of_all_partitions() -> None:
 
     apply(ledger, replace(push_id(0, incarnation=2), partitions={"a": "4", "c": ""}))
 
-    assert places(ledger) == {"a": "4", "c": ""}
+    assert positions(ledger) == {"a": "4", "c": ""}
 
 
 def test_a_resumed_run_has_the_places_of_its_checkpoint_until_it_pushes() -> None:
@@ -172,7 +172,7 @@ def test_a_resumed_run_has_the_places_of_its_checkpoint_until_it_pushes() -> Non
     apply(ledger, replace(push_id(1, incarnation=2, first_step=5), partitions={"b": "1"}))
 
     assert before == replace(earlier, sent=0, sent_partitions={})
-    assert places(ledger) == {"a": "5", "b": "1"}
+    assert positions(ledger) == {"a": "5", "b": "1"}
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_partition_is_read_in_its_order_up_to_its_end(stream: Stream) -> None:
     source.close()
 
 
-def test_reading_goes_on_after_a_place(stream: Stream) -> None:
+def test_reading_goes_on_after_a_position(stream: Stream) -> None:
     filled(stream)
     first = opened(stream)
     names = first.partitions()
@@ -153,12 +153,12 @@ def test_reading_goes_on_after_a_place(stream: Stream) -> None:
     messages = [each for each in read(first, 8) if each.partition == names[0]]
     first.close()
 
-    for place, expected in (
+    for position, expected in (
         (messages[1].offset, MESSAGES[0][2:]),
         (f"{messages[1].offset} +3", MESSAGES[0][1:]),
     ):
         source = opened(stream)
-        source.seek({names[0]: place})
+        source.seek({names[0]: position})
         found = read(source, len(expected), names[:1])
         assert [stream.value_of(each) for each in found] == [value for _, value in expected]
         source.close()
@@ -207,8 +207,8 @@ def test_kafka_is_asked_for_the_offset_of_a_time(
     asked = []
 
     class Timed:
-        def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> Any:
-            asked.extend((each.topic, each.partition, each.offset) for each in places)
+        def offsets_for_times(self, positions: list[TopicPartition], timeout: float) -> Any:
+            asked.extend((each.topic, each.partition, each.offset) for each in positions)
             return [TopicPartition("times", 0, 2)]
 
     monkeypatch.setattr(source, "_consumer", Timed())

@@ -48,7 +48,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def data(
-    places: Mapping[str, str] | None = None,
+    positions: Mapping[str, str] | None = None,
     *,
     worker: int = 0,
     num_workers: int = 1,
@@ -65,7 +65,7 @@ def data(
         num_workers=num_workers,
     )
     decoder = decoder or MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    return StreamData(reading, decoder, places=places or {}, **settings)
+    return StreamData(reading, decoder, positions=positions or {}, **settings)
 
 
 def items(batch: Batch) -> list[int]:
@@ -105,13 +105,13 @@ def test_reading_goes_on_after_the_last_row_from_any_position(stops: list[int], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_data, "open_source", lambda _: MemorySource(messages, random))
         found: list[int] = []
-        places: dict[str, str] = {}
+        positions: dict[str, str] = {}
         for stop in [*stops, None]:
-            for number, (batch, position) in enumerate(data(places).batches(1)):
+            for number, (batch, position) in enumerate(data(positions).batches(1)):
                 if number == stop:
                     break
                 found += items(batch)
-                places |= position.partitions
+                positions |= position.partitions
 
     assert found == rows_of(messages)
 
@@ -181,19 +181,19 @@ def test_batches_that_a_lost_process_sent_are_of_the_very_rows(stream: Any, sent
     lost = data(batch_size=10).batches(1)
     first_batch, first = next(lost)
     further = [next(lost) for _ in range(sent)]
-    places, sent_places = dict(first.partitions), dict[str, str]()
+    positions, sent_positions = dict(first.partitions), dict[str, str]()
     for _, position in further:
-        sent_places |= position.partitions
+        sent_positions |= position.partitions
     stream["messages"]["clicks/0"] = late
 
-    again = data(places, batch_size=10, sent=sent, sent_places=sent_places).batches(1)
+    again = data(positions, batch_size=10, sent=sent, sent_positions=sent_positions).batches(1)
     found = [next(again) for _ in range(sent)]
 
     assert [items(batch) for batch, _ in found] == [items(batch) for batch, _ in further]
     told = dict[str, str]()
     for _, position in found:
         told |= position.partitions
-    assert told.items() >= sent_places.items()
+    assert told.items() >= sent_positions.items()
     rest = [key for batch, _ in again for key in items(batch)]
     whole = items(first_batch) + [key for batch, _ in found for key in items(batch)] + rest
     assert sorted(whole) == sorted(rows_of(stream["messages"]))
@@ -202,7 +202,7 @@ def test_batches_that_a_lost_process_sent_are_of_the_very_rows(stream: Any, sent
 def test_an_empty_batch_that_was_sent_is_empty_again(stream: Any) -> None:
     stream["messages"] = three_partitions()
 
-    batch, position = next(data(sent=1, sent_places={}).batches(1))
+    batch, position = next(data(sent=1, sent_positions={}).batches(1))
 
     assert batch.size == 0
     assert batch.labels is not None
@@ -313,7 +313,7 @@ def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.Monkey
         num_workers=1,
     )
     decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    batches = StreamData(reading, decoder, places={}, on_idle=idle.pop).batches(1)
+    batches = StreamData(reading, decoder, positions={}, on_idle=idle.pop).batches(1)
 
     sizes = [next(batches)[0].size for _ in range(3)]
     were_asked = len(idle) < 4
@@ -340,7 +340,7 @@ def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatc
         num_workers=1,
     )
     decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    reader = StreamData(reading, decoder, places={"clicks/0": "0"})
+    reader = StreamData(reading, decoder, positions={"clicks/0": "0"})
     batches = reader.batches(1)
     next(batches)
 
@@ -368,14 +368,14 @@ def test_messages_that_are_too_late_are_left_out_and_counted(
     decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
 
     def read(**settings: Any) -> tuple[StreamData, list[int], StreamPosition]:
-        reader = StreamData(reading, decoder, **{"places": {}, **settings})
+        reader = StreamData(reading, decoder, **{"positions": {}, **settings})
         ((batch, position),) = reader.batches(1)
         return reader, items(batch), position
 
     reader, kept, position = read()
-    _, resumed, _ = read(places={"clicks/0": "2"}, time_ms=100)
+    _, resumed, _ = read(positions={"clicks/0": "2"}, time_ms=100)
     reading = replace(reading, batch_size=2)
-    first = next(StreamData(reading, decoder, places={}).batches(1))[1]
+    first = next(StreamData(reading, decoder, positions={}).batches(1))[1]
 
     on_time = [number for number in range(7) if number not in (3, 6)]
     assert kept == [int(key_of(2, str(number))) for number in on_time]
@@ -401,7 +401,7 @@ def test_the_time_of_a_message_may_be_a_column(monkeypatch: pytest.MonkeyPatch) 
         worker=0,
         num_workers=1,
     )
-    reader = StreamData(reading, MessageDecoder("clicks", SCHEMA, "json", BadRows()), places={})
+    reader = StreamData(reading, MessageDecoder("clicks", SCHEMA, "json", BadRows()), positions={})
 
     ((batch, position),) = reader.batches(1)
 
@@ -448,7 +448,7 @@ def test_time_of_the_newest_row_stays_known_after_a_restart(stream: dict[str, An
 
 
 def test_a_worker_without_partitions_is_in_the_stream() -> None:
-    """One that sends empty parts has a position without places; a process in its place reads on."""
+    """One that sends empty parts has a position without partitions; a process in its place reads on."""
     end = StreamPosition(epoch=3, before_ms=60_000.0)
     of_stream = WorkerProgress(incarnation=1, sequence=4, step=5, position=end.to_json())
     of_files = replace(of_stream, position=DataPosition(epoch=3).to_json())
