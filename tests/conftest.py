@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.needs import IN_CI
+from tests.support.streams import Broker, kafka_broker, redis_server
 
 # Kernels compile in the first example; a deadline would blame that example.
 settings.register_profile("project", deadline=None)
@@ -85,6 +86,20 @@ def s3() -> Iterator[dict[str, str]]:
 
     with s3_server() as environment:
         yield environment
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """Kafka's mock brokers, without topics."""
+    with kafka_broker() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a Redis server without keys."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as found:
+        yield found
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ctr_ps.ps_worker.data.columnar.record_batches import BLOCK_ROWS
 from ctr_ps.ps_worker.data.streams.dead_letters import DeadLetters
 from ctr_ps.ps_worker.data.streams.decoding import MessageDecoder
 from ctr_ps.ps_worker.data.streams.source import duration_ms, stream_url
-from ctr_ps.ps_worker.data.streams.stream_data import Reading, StreamData, position_of
+from ctr_ps.ps_worker.data.streams.stream_data import StreamData, StreamSettings, position_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import format_of_job, negatives_of
 
@@ -66,7 +66,7 @@ class TrainingStream:
             )
         with job.errors("data.pass_every", UsageError):
             self.length = pass_length(job.data.pass_every)
-        self._reading = Reading(
+        self._settings = StreamSettings(
             url=url,
             schema=schema,
             batch_size=job.train.batch_size,
@@ -80,7 +80,7 @@ class TrainingStream:
     @property
     def name(self) -> str:
         """The URL without options."""
-        return str(self._reading.url)
+        return str(self._settings.url)
 
     @property
     def bad_rows(self) -> int:
@@ -100,7 +100,7 @@ class TrainingStream:
         """
         before = progress or WorkerProgress(incarnation=0, sequence=0, step=0, position="")
         return StreamData(
-            self._reading,
+            self._settings,
             self._decoder(self._bad_rows),
             positions=before.partitions,
             # In other modes batches that some servers have are trained again, as those of files.
@@ -117,13 +117,13 @@ class TrainingStream:
         As many as one block of a file has, so that a model starts alike from both.
         """
         with closing(
-            StreamData(self._reading, self._decoder(silent_bad_rows()), positions={})
+            StreamData(self._settings, self._decoder(silent_bad_rows()), positions={})
         ) as data:
             yield from data.head(BLOCK_ROWS)
 
     def _decoder(self, bad_rows: BadRows) -> MessageDecoder:
-        job, url = self._job, self._reading.url
-        lost = Path(job.run.dir) / f"dead_letters-{self._reading.worker}.jsonl"
+        job, url = self._job, self._settings.url
+        lost = Path(job.run.dir) / f"dead_letters-{self._settings.worker}.jsonl"
         is_kept = job.run.dir and bad_rows is self._bad_rows
         with job.errors("data.format", UsageError):
             return MessageDecoder(

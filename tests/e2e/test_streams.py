@@ -6,7 +6,7 @@ CTR_PS_RANDOM_RUNS is the number of runs whose processes are killed at random mo
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.cluster.connect import connect
 from tests.support.commands import generated
 from tests.support.running_job import RunningJob, training
-from tests.support.streams import Broker, kafka_broker, redis_server
+from tests.support.streams import Broker
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -33,18 +33,6 @@ SAME = ("model_digest", "auc", "log_loss", "examples")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generated(tmp_path_factory.mktemp("data"), rows=ROWS, test_rows=1_000, files=4)
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with kafka_broker() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as found:
-        yield found
 
 
 def messages_of(file: Path, seed: int) -> list[tuple[int, bytes]]:
@@ -224,17 +212,17 @@ def rows_behind(data: Path, positions: dict[str, str]) -> int:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_without_messages_holds_nobody_back(
-    mode: str, data: Path, port: int, tmp_path: Path
+    mode: str, data: Path, redis_port: int, tmp_path: Path
 ) -> None:
     """The partition of worker 0 is empty until all of the other is trained; then its rows are."""
-    client = redis.Redis(port=port)
+    client = redis.Redis(port=redis_port)
     first, second = f"{mode}-0", f"{mode}-1"
     rows = sorted((data / "train").glob("part-*"))[0].read_bytes().splitlines()
     add(client, second, rows[:2000])
     settings = settings_of(
         data,
         tmp_path,
-        data__stream=f"redis://127.0.0.1:{port}/{first},{second}",
+        data__stream=f"redis://127.0.0.1:{redis_port}/{first},{second}",
         data__pass_every="1 h",
         checkpoint__every_steps="0",
         strategy=f"{{mode='{mode}'}}",
@@ -274,12 +262,12 @@ def steps_of(job: RunningJob) -> int:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_last_events_before_a_lull_are_saved_whichever_worker_has_read_them(
-    number: int, mode: str, data: Path, port: int, tmp_path: Path
+    number: int, mode: str, data: Path, redis_port: int, tmp_path: Path
 ) -> None:
     """Without another message, and long before the pass ends; worker 0 saves, and reads partition 0."""
-    client = redis.Redis(port=port)
+    client = redis.Redis(port=redis_port)
     name = f"lull-{mode}-{number}"
-    url = f"redis://127.0.0.1:{port}/{name}-0,{name}-1"
+    url = f"redis://127.0.0.1:{redis_port}/{name}-0,{name}-1"
     rows = sorted((data / "train").glob("part-*"))[0].read_bytes().splitlines()
     settings = settings_of(
         data,

@@ -73,7 +73,7 @@ class StreamPosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class StreamSettings:
     """How a worker reads a stream."""
 
     url: StreamUrl
@@ -89,7 +89,7 @@ class StreamData:
 
     def __init__(
         self,
-        reading: Reading,
+        settings: StreamSettings,
         decoder: MessageDecoder,
         *,
         positions: Mapping[str, str],  # where an earlier run was, by partition
@@ -103,20 +103,20 @@ class StreamData:
         stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
     ) -> None:
         """Opens the stream; raises DataError if it cannot be read."""
-        self._reading = reading
+        self._settings = settings
         self._decoder = decoder
         self._on_idle = on_idle
         self._stall_limit_s = stall_limit_s
-        self._source = open_source(reading.url)
+        self._source = open_source(settings.url)
         self._looked_s = time.monotonic()
         own = self._own_partitions()
         # A file is read as a whole.
-        self._most_merged = 1 if reading.url.kind == "folder" else MOST_MERGED
+        self._most_merged = 1 if settings.url.kind == "folder" else MOST_MERGED
         # Those that no push has had yet. A partition that came since a run began is read from its start.
         start_of = (lambda _: START) if positions or is_resumed else self._source.start_of
         self._untold = {each: start_of(each) for each in own if each not in positions}
         self._positions = {each: positions.get(each, self._untold.get(each, START)) for each in own}
-        is_to_now = reading.url.end == "latest"
+        is_to_now = settings.url.end == "latest"
         self._ends = {each: self._source.last_of(each) for each in own} if is_to_now else None
         self._sent = sent
         self._sent_positions = {
@@ -134,13 +134,13 @@ class StreamData:
         self.left_out = 0  # messages that were too late, by the option `late`
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before. Of several threads one may take two.
-        self._most_owed = 1 if reading.thread_num == 1 else 2 * reading.thread_num
+        self._most_owed = 1 if settings.thread_num == 1 else 2 * settings.thread_num
         # With the first one, servers know where a run began that begins at the end of partitions.
         self._owed = int(any(self._untold.values()))
 
     def _own_partitions(self) -> list[str]:
-        reading, found = self._reading, self._source.partitions()
-        return [each for each in found if owner_of(each, reading.num_workers) == reading.worker]
+        own, found = self._settings.worker, self._source.partitions()
+        return [each for each in found if owner_of(each, self._settings.num_workers) == own]
 
     @property
     def partitions(self) -> list[str]:
@@ -182,7 +182,7 @@ class StreamData:
             nonlocal rows
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
-            batch = joined(pieces) if pieces else empty_batch(self._reading.schema)
+            batch = joined(pieces) if pieces else empty_batch(self._settings.schema)
             self._owed = self._most_owed if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
@@ -192,7 +192,7 @@ class StreamData:
         if self._sent:
             yield from map(yielded, self._sent_batches())
         held: list[Batch] = []
-        size, batch_size = 0, self._reading.batch_size
+        size, batch_size = 0, self._settings.batch_size
         most = max_rows or FOREVER
         last_s = time.monotonic()
         while rows + size < most:
@@ -250,7 +250,7 @@ class StreamData:
             if behind_ms > 0:
                 self.late += 1
                 self.latest_ms = max(self.latest_ms, behind_ms)
-            if behind_ms > self._reading.url.late_ms:
+            if behind_ms > self._settings.url.late_ms:
                 self.left_out += 1
                 message = replace(message, value=b"")  # noqa: PLW2901 (no rows)
             self._time_ms = max(self._time_ms, message.time_ms)
@@ -271,7 +271,7 @@ class StreamData:
 
     def _merger_here(self) -> Merger:
         """Returns what merges the partitions, from their positions on; new ones are added now and then."""
-        url = self._reading.url
+        url = self._settings.url
         if self._merger is None:
             self._merger = Merger(
                 self._source,
@@ -306,9 +306,9 @@ class StreamData:
             if rows:
                 before[partition, offset] = rows
         starts = {each: self._positions[each] for each in ends}
-        source = open_source(self._reading.url)
+        source = open_source(self._settings.url)
         try:
-            limit_s, time_column = self._stall_limit_s, self._reading.url.time
+            limit_s, time_column = self._stall_limit_s, self._settings.url.time
             merger = Merger(
                 source, starts, ends=ends, time_column=time_column, stall_limit_s=limit_s
             )
@@ -323,7 +323,7 @@ class StreamData:
             part: list[Batch] = []
             positions: Mapping[str, str] = {}
             if found is not None and found.left:
-                taken, positions = found.take(self._reading.batch_size)
+                taken, positions = found.take(self._settings.batch_size)
                 part = [taken]
             self._note(self._sent_positions if number == sent - 1 else positions, found)
             self._sent -= 1

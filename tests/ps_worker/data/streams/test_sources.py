@@ -19,7 +19,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     owner_of,
     stream_url,
 )
-from tests.support.streams import Broker, kafka_broker, redis_server
+from tests.support.streams import Broker
 from tests.support.waiting import wait_until
 
 START_MS = 1_700_000_000_000
@@ -34,18 +34,6 @@ class Stream:
     value_of: Callable[[Message], bytes] = lambda message: message.value
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with kafka_broker() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as found:
-        yield found
-
-
 @pytest.fixture(params=["kafka", "redis", "folder"])
 def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
     topic = f"{request.node.name}"[:60].replace("[", "-").replace("]", "")
@@ -57,15 +45,15 @@ def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
             lambda partition, messages: broker.produce(topic, {partition: messages}),
         )
     if request.param == "redis":
-        port = request.getfixturevalue("port")
-        client = redis.Redis(port=port)
+        redis_port = request.getfixturevalue("redis_port")
+        client = redis.Redis(port=redis_port)
 
         def add(partition: int, messages: Sequence[tuple[int, bytes]]) -> None:
             for at, value in messages:
                 client.xadd(f"{topic}-{partition}", {"value": value}, id=f"{at}-*")
 
         keys = ",".join(f"{topic}-{k}" for k in range(4))
-        return Stream(f"redis://127.0.0.1:{port}/{keys}", add)
+        return Stream(f"redis://127.0.0.1:{redis_port}/{keys}", add)
     names = {number: _names_of(number) for number in range(4)}
 
     def write(partition: int, messages: Sequence[tuple[int, bytes]]) -> None:
@@ -249,14 +237,14 @@ def test_only_wanted_partitions_are_polled(stream: Stream) -> None:
     source.close()
 
 
-def test_offsets_that_are_gone_are_named(port: int, broker: Broker) -> None:
-    client = redis.Redis(port=port)
+def test_offsets_that_are_gone_are_named(redis_port: int, broker: Broker) -> None:
+    client = redis.Redis(port=redis_port)
     for number in range(5):
         client.xadd("trimmed", {"value": b"x"}, id=f"{number + 1}-0")
     client.xtrim("trimmed", maxlen=1, approximate=False)
     broker.produce("short", {0: [(1, b"x")]})
 
-    source = open_source(stream_url(f"redis://127.0.0.1:{port}/trimmed"))
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/trimmed"))
     with pytest.raises(DataError, match="'trimmed' is 5-0, but the run goes on after 2-0"):
         source.seek({"trimmed": "2-0"})
     source.close()
@@ -266,8 +254,10 @@ def test_offsets_that_are_gone_are_named(port: int, broker: Broker) -> None:
     source.close()
 
 
-def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(port: int) -> None:
-    client = redis.Redis(port=port)
+def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(
+    redis_port: int,
+) -> None:
+    client = redis.Redis(port=redis_port)
 
     def add(number: int, first: int) -> None:
         pipe = client.pipeline()
@@ -277,9 +267,9 @@ def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(port
 
     add(3_000, first=1)
     client.xtrim("far", maxlen=2_500, approximate=False)
-    from_start = open_source(stream_url(f"redis://127.0.0.1:{port}/far,absent"))
+    from_start = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/far,absent"))
     from_start.seek({"far": "", "absent": ""})
-    further = open_source(stream_url(f"redis://127.0.0.1:{port}/far"))
+    further = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/far"))
     further.seek({"far": "1000-1"})
 
     assert from_start.lag() == {"far": 2_500, "absent": 0}
@@ -295,10 +285,10 @@ def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(port
     further.close()
 
 
-def test_redis_messages_without_the_field_are_all_fields_as_json(port: int) -> None:
-    client = redis.Redis(port=port)
+def test_redis_messages_without_the_field_are_all_fields_as_json(redis_port: int) -> None:
+    client = redis.Redis(port=redis_port)
     client.xadd("fields", {"click": 1, "user": "é"}, id="5-1")
-    source = open_source(stream_url(f"redis://127.0.0.1:{port}/fields"))
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/fields"))
     source.seek({"fields": ""})
 
     (message,) = source.poll(["fields"], 1.0)
@@ -349,11 +339,11 @@ def test_files_that_come_too_late_are_named(
 
 
 @pytest.mark.parametrize("cause", ["emptied", "deleted", "overtaken"])
-def test_messages_of_redis_that_are_trimmed_unread_are_named(port: int, cause: str) -> None:
-    client = redis.Redis(port=port)
+def test_messages_of_redis_that_are_trimmed_unread_are_named(redis_port: int, cause: str) -> None:
+    client = redis.Redis(port=redis_port)
     for number in range(1, 6):
         client.xadd(cause, {"value": b"x"}, id=f"{number}-0")
-    source = open_source(stream_url(f"redis://127.0.0.1:{port}/{cause}"))
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/{cause}"))
     if cause == "overtaken":
         source.seek({cause: "2-0"})
         client.xtrim(cause, maxlen=1, approximate=False)
@@ -370,10 +360,10 @@ def test_messages_of_redis_that_are_trimmed_unread_are_named(port: int, cause: s
     source.close()
 
 
-def test_what_was_read_may_be_trimmed(port: int) -> None:
-    client = redis.Redis(port=port)
+def test_what_was_read_may_be_trimmed(redis_port: int) -> None:
+    client = redis.Redis(port=redis_port)
     client.xadd("read", {"value": b"x"}, id="1-0")
-    source = open_source(stream_url(f"redis://127.0.0.1:{port}/read?socket_timeout=5&db=0"))
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/read?socket_timeout=5&db=0"))
     source.seek({"read": ""})
     source.poll(["read"], 0.1)
     client.xtrim("read", maxlen=0, approximate=False)

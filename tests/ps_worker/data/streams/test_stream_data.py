@@ -23,9 +23,9 @@ from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.data.streams.decoding import Lost, MessageDecoder
 from ctr_ps.ps_worker.data.streams.source import stream_url
 from ctr_ps.ps_worker.data.streams.stream_data import (
-    Reading,
     StreamData,
     StreamPosition,
+    StreamSettings,
     dealt_again,
     newest_ms,
     position_of,
@@ -50,22 +50,22 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def data(
     positions: Mapping[str, str] | None = None,
     *,
+    options: str = "?end=latest",
     worker: int = 0,
     num_workers: int = 1,
     batch_size: int = 8,
     decoder: MessageDecoder | None = None,
-    **settings: Any,
+    **others: Any,
 ) -> StreamData:
-    url = stream_url("kafka://broker:9092/clicks?end=latest")
-    reading = Reading(
-        url=url,
+    settings = StreamSettings(
+        url=stream_url(f"kafka://broker:9092/clicks{options}"),
         schema=SCHEMA,
         batch_size=batch_size,
         worker=worker,
         num_workers=num_workers,
     )
     decoder = decoder or MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    return StreamData(reading, decoder, positions=positions or {}, **settings)
+    return StreamData(settings, decoder, positions=positions or {}, **others)
 
 
 def items(batch: Batch) -> list[int]:
@@ -304,43 +304,32 @@ def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.Monkey
     source = MemorySource({"clicks/0": clicks(5, rows=2), "clicks/1": []})
     monkeypatch.setattr(stream_data, "open_source", lambda _: source)
     number = len(rows_of(source.messages))
-    idle: list[bool] = [True, False, True, False]  # from the last on
-    reading = Reading(
-        url=stream_url("kafka://broker:9092/clicks"),
-        schema=SCHEMA,
-        batch_size=number - 1,
-        worker=0,
-        num_workers=1,
-    )
-    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    batches = StreamData(reading, decoder, positions={}, on_idle=idle.pop).batches(1)
+    asked: list[bool] = []
+
+    def on_idle() -> bool:
+        asked.append(len(asked) == 1)
+        return asked[-1]
+
+    batches = data(options="", batch_size=number - 1, on_idle=on_idle).batches(1)
 
     sizes = [next(batches)[0].size for _ in range(3)]
-    were_asked = len(idle) < 4
+    were_asked = bool(asked)
     sizes.append(next(batches)[0].size)
     source.messages["clicks/1"] += clicks(1, seed=1, rows=1, start_ms=0)
     found, position = next(batches)
 
     assert sizes == [number - 1, 1, 0, 0]
     assert not were_asked
-    assert idle in ([True], [True, False])
-    assert found.size in (0, 1)
-    assert position.partitions in ({}, {"clicks/1": "0"})
+    assert asked[:2] == [False, True]
+    assert items(found) == rows_of({"clicks/1": source.messages["clicks/1"]})
+    assert position.partitions == {"clicks/1": "0"}
 
 
 def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_data, "LOOK_S", 0.0)
     source = MemorySource({"clicks/0": clicks(2, rows=1)})
     monkeypatch.setattr(stream_data, "open_source", lambda _: source)
-    reading = Reading(
-        url=stream_url("kafka://broker:9092/clicks?start=latest"),
-        schema=SCHEMA,
-        batch_size=1,
-        worker=0,
-        num_workers=1,
-    )
-    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
-    reader = StreamData(reading, decoder, positions={"clicks/0": "0"})
+    reader = data({"clicks/0": "0"}, options="?start=latest", batch_size=1)
     batches = reader.batches(1)
     next(batches)
 
@@ -358,24 +347,16 @@ def test_messages_that_are_too_late_are_left_out_and_counted(
     times = [0, 50, 100, 49, 60, 200, 99]
     messages = {"clicks/0": [(at, _line(number)) for number, at in enumerate(times)]}
     monkeypatch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
-    reading = Reading(
-        url=stream_url("kafka://broker:9092/clicks?end=latest&late=0.05 s"),
-        schema=SCHEMA,
-        batch_size=10,
-        worker=0,
-        num_workers=1,
-    )
-    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows())
+    late = "?end=latest&late=0.05 s"
 
     def read(**settings: Any) -> tuple[StreamData, list[int], StreamPosition]:
-        reader = StreamData(reading, decoder, **{"positions": {}, **settings})
+        reader = data(options=late, batch_size=10, **settings)
         ((batch, position),) = reader.batches(1)
         return reader, items(batch), position
 
     reader, kept, position = read()
     _, resumed, _ = read(positions={"clicks/0": "2"}, time_ms=100)
-    reading = replace(reading, batch_size=2)
-    first = next(StreamData(reading, decoder, positions={}).batches(1))[1]
+    first = next(data(options=late, batch_size=2).batches(1))[1]
 
     on_time = [number for number in range(7) if number not in (3, 6)]
     assert kept == [int(key_of(2, str(number))) for number in on_time]
@@ -394,14 +375,7 @@ def test_the_time_of_a_message_may_be_a_column(monkeypatch: pytest.MonkeyPatch) 
     ]
     messages = {f"clicks/{number}": [(7, value)] for number, value in enumerate(values)}
     monkeypatch.setattr(stream_data, "open_source", lambda _: MemorySource(messages))
-    reading = Reading(
-        url=stream_url("kafka://broker:9092/clicks?end=latest&time=at"),
-        schema=SCHEMA,
-        batch_size=10,
-        worker=0,
-        num_workers=1,
-    )
-    reader = StreamData(reading, MessageDecoder("clicks", SCHEMA, "json", BadRows()), positions={})
+    reader = data(options="?end=latest&time=at", batch_size=10)
 
     ((batch, position),) = reader.batches(1)
 
