@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -181,3 +182,19 @@ def together(*works: Callable[[], object]) -> None:
         assert not thread.is_alive(), "a worker did not end"
     if errors:
         raise errors[0]
+
+
+def written_module(folder: Path, methods: str) -> str:
+    """Writes a module of PyTorch, a sum of embeddings with some methods more; returns its `model.name`."""
+    (folder / "net.py").write_text(
+        "from torch import nn\n"
+        "from ctr_ps.ctr_model.torch import SlotEmbedding\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, schema):\n"
+        "        super().__init__()\n"
+        "        self.embedding = SlotEmbedding(dim=1)\n"
+        "    def forward(self, batch):\n"
+        "        return self.embedding(batch).sum((1, 2))\n"
+        f"{methods}"
+    )
+    return f"{folder}/net.py:Net"

@@ -19,7 +19,7 @@ from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.trainer import Trainer
 from tests.support.streams import MemorySource
-from tests.support.training import train_alone
+from tests.support.training import train_alone, written_module
 
 SLOTS = ("site", "item", "user")
 VALUES = 20
@@ -225,19 +225,8 @@ def test_model_of_another_loss_is_refused(
     few: Path, tmp_path: Path, forward: str, delay: str, fault: str
 ) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "from ctr_ps.ctr_model.torch import SlotEmbedding\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, schema):\n"
-        "        super().__init__()\n"
-        "        self.embedding = SlotEmbedding(dim=1)\n"
-        "    def forward(self, batch):\n"
-        "        return self.embedding(batch).sum((1, 2))\n"
-        f"    def {forward}(self, batch, output):\n"
-        "        return output.sigmoid()\n"
-    )
-    settings = [f"model.name={tmp_path}/net.py:Net", f"train.delay={delay}"]
+    methods = f"    def {forward}(self, batch, output):\n        return output.sigmoid()\n"
+    settings = [f"model.name={written_module(tmp_path, methods)}", f"train.delay={delay}"]
 
     with pytest.raises(JobError, match=f"^--set train.delay={delay}: train.delay: Net has {fault}"):
         plan_of(job_of(few, "few", *settings))

@@ -8,7 +8,7 @@ from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.run.plan import plan_of
-from tests.support.training import train_alone
+from tests.support.training import train_alone, written_module
 
 TEST_ROWS = 300_000
 """Of which 22 % are clicked: calibration has a statistical error of 0.35 %. Of 60,000 it is 0.8 %."""
@@ -62,22 +62,14 @@ def test_uncorrected_odds_would_be_ten_times_too_high(tmp_path: Path, correction
 
 def test_model_with_a_loss_of_its_own_is_told_to_use_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "from ctr_ps.ctr_model.torch import SlotEmbedding\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, schema):\n"
-        "        super().__init__()\n"
-        "        self.embedding = SlotEmbedding(dim=1)\n"
-        "    def forward(self, batch):\n"
-        "        return self.embedding(batch).sum((1, 2))\n"
+    methods = (
         "    def loss(self, batch, output):\n"
         "        return (output - batch.labels) ** 2\n"
         "    def probabilities(self, batch, output):\n"
         "        return output.sigmoid()\n"
     )
     generate(tmp_path, rows=100, test_rows=100, files=1, test_files=1, seed=1)
-    settings = [f"model.name={tmp_path}/net.py:Net", "data.negative_rate=0.5"]
+    settings = [f"model.name={written_module(tmp_path, methods)}", "data.negative_rate=0.5"]
 
     with pytest.raises(JobError, match=r"set data\.negative_correction = 'weight'"):
         plan_of(job_of(tmp_path, *settings))
