@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -51,6 +51,11 @@ class Schedule:
         # Multiples, so that a resumed run has its checkpoints at the same steps.
         is_step = steps > 0 and step // steps > self._last_step // steps
         return self._is_owed or is_step or (seconds > 0 and now - self._last_s >= seconds)
+
+
+def _of_step(step: int, names: Iterable[str]) -> set[str]:
+    name = name_at_step(step)
+    return {each for each in names if each == name or each.startswith(f"{name}-")}
 
 
 def _begin_writing(name: str, write: Callable[[Callable[[], None]], None]) -> Future[None]:
@@ -97,7 +102,9 @@ class Saver:
         self._settings = settings
         self._keeper = Keeper(settings, own, overwritten)
         self._is_gated = is_gated
-        self._used = {*own}  # names that later checkpoints may be based on
+        # Names taken at one step, on which later checkpoints may be based. An unfinished run's later ones are
+        # saved again.
+        self._used = _of_step(step, own)
         self._confirm = confirm
         self._clock = clock
         self._latest_before = latest_in(settings.dir)
@@ -173,7 +180,7 @@ class Saver:
         begin: Callable[[], Mapping[str, bytes]],
         named: Collection[str] = (),
     ) -> None:
-        self._used = {name, *(each for each in self._used if each.startswith(f"step-{step}"))}
+        self._used = {name, *_of_step(step, self._used)}
         self._again = None
         start = self._clock()
         url = f"{self._settings.dir.rstrip('/')}/{name}"

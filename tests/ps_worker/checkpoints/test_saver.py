@@ -381,3 +381,15 @@ def test_checkpoints_at_one_step_of_worker_0_have_names_of_their_own(tmp_path: P
 
     assert names(tmp_path) == ["epoch-1", "step-3", "step-3-2", "step-3-3", "step-4", "step-4-2"]
     assert Checkpoint.open(str(tmp_path / "epoch-1")).manifest.base == "step-4"
+
+
+def test_resumed_run_saves_again_what_came_after_the_step_it_resumes_from(tmp_path: Path) -> None:
+    section = CheckpointSection(dir=str(tmp_path), every_steps=0, every_s=1)
+    own = ["step-1", "step-10", "step-20", "epoch-1"]
+    saver = Saver(ParameterStore(), section, step=10, own=own, clock=itertools.count().__next__)
+
+    for step in (10, 20, 100):
+        saver.after_step(step, dict)
+        saver.wait()
+
+    assert names(tmp_path) == ["step-10-2", "step-100", "step-20"]
