@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import (
@@ -39,6 +40,11 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_REMOVED = 5
+"""Checkpoints in a row that may be removed while they are read."""
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
@@ -260,6 +266,22 @@ def resolve(url: str | Path) -> Folder:
         f"{folder.url} is neither a checkpoint nor a folder of checkpoints: it has no {MANIFEST}, which a "
         f"save writes last, and no {LATEST}"
     )
+
+
+def of_newest(url: str | Path, load: Callable[[str], T]) -> T:
+    """Returns what `load` makes of the checkpoint `url`, or of the newest one in that folder.
+
+    Loads the next one if a run removes it before all is read. Raises CheckpointError as `resolve` and `load`.
+    """
+    left = MOST_REMOVED
+    while True:
+        found = resolve(url).url
+        try:
+            return load(found)
+        except CheckpointError:
+            left -= 1
+            if not left or resolve(url).url == found:
+                raise
 
 
 def _resolve_name(root: Folder, file: str) -> Folder:

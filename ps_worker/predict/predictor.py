@@ -25,6 +25,7 @@ from ctr_ps.ctr_model.parameters import Lookup
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.gradients import Values
+from ctr_ps.ps_server.checkpoint.publish import of_newest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.attachments import (
@@ -155,7 +156,7 @@ class Predictor:
                 checkpoint chooses that code.
         """
         options = {"verify": verify, "map": map, "allow_code": allow_code}
-        return cls(_load(url, None, **options), options)
+        return cls(of_newest(url, lambda each: _load(each, None, **options)), options)
 
     def successor(self, url: str | Path) -> Self:
         """Returns a predictor of another checkpoint; raises CtrPsError as `load`, whose options are the same.

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
 from ctr_ps.protos.metrics.metrics_port import Series, Status
-from ctr_ps.ps_server.checkpoint.publish import read_manifest, resolve
+from ctr_ps.ps_server.checkpoint.publish import of_newest, read_manifest, resolve
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
@@ -114,7 +114,8 @@ class ServedModel:
         self.num_waiting = 0  # requests that have a thread, or wait for one
         self._fault = ""  # of the newest checkpoint; told once
         self._open = partial(Predictor.load, verify=verify, map=maps, allow_code=allow_code)
-        self.current = self._load(Checkpoint.open(url))  # the model that answers
+        # the model that answers
+        self.current = of_newest(url, lambda newest: self._load(Checkpoint.open(newest)))
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
             "serving model=%s version=%s url=%s",

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, CheckpointError, DataError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints import attachments
+from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.datasets import streamed
+from ctr_ps.ps_worker.predict import predictor as predictor_module
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.trainer import Trainer
@@ -372,6 +375,40 @@ def test_answers_stay_when_the_files_do_not(
 
     for batch, expected in zip(batches, before, strict=True):
         np.testing.assert_array_equal(predictor.predict(batch), expected)
+
+
+def test_the_next_checkpoint_is_loaded_if_the_newest_one_is_removed_meanwhile(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("epoch-1", "epoch-2"):
+        shutil.copytree(checkpoints / name, tmp_path / name)
+    (tmp_path / "LATEST").write_text("epoch-1")
+
+    def removed_after(checkpoint: Checkpoint) -> Schema:
+        if (tmp_path / "epoch-1").exists():
+            remove(tmp_path / "epoch-1")
+            (tmp_path / "LATEST").write_text("epoch-2")
+        return schema_of_checkpoint(checkpoint)
+
+    monkeypatch.setattr(predictor_module, "schema_of_checkpoint", removed_after)
+
+    assert Predictor.load(tmp_path).url == str(tmp_path / "epoch-2")
+
+
+def test_one_that_is_removed_without_a_newer_one_is_named(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
+    (tmp_path / "LATEST").write_text("epoch-1")
+
+    def damaged(checkpoint: Checkpoint) -> Schema:
+        cut(tmp_path / "epoch-1")
+        return schema_of_checkpoint(checkpoint)
+
+    monkeypatch.setattr(predictor_module, "schema_of_checkpoint", damaged)
+
+    with pytest.raises(CheckpointError, match="epoch-1"):
+        Predictor.load(tmp_path)
 
 
 @pytest.mark.parametrize("change", [overwrite, cut])
