@@ -152,11 +152,12 @@ class Schema:
         return cls(
             dense=tuple(
                 column
-                for entry in list_entry("schema: dense", data.get("dense"))
+                for entry in list_entry("schema: dense", data.get("dense", []))
                 for column in DenseColumn.list_from_dict(entry)
             ),
             slots=tuple(
-                text_entry("slots", name) for name in list_entry("schema: slots", data.get("slots"))
+                text_entry("slots", name)
+                for name in list_entry("schema: slots", data.get("slots", []))
             ),
             hash_version=hash_version,
             shares=_texts_by_slot("shares", data),

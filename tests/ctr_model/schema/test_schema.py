@@ -198,6 +198,12 @@ def test_wrong_file_is_named(tmp_path: Path, content: bytes) -> None:
         Schema.load(path)
 
 
+def test_a_schema_without_numbers_names_none(tmp_path: Path) -> None:
+    (tmp_path / "clicks.toml").write_text('hash_version = 1\nslots = ["user"]\n')
+
+    assert Schema.load(tmp_path / "clicks.toml") == Schema(dense=(), slots=("user",))
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=f"cannot read schema '{tmp_path}'"):
         Schema.load(tmp_path)
