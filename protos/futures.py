@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ctr_ps.protos.errors import CtrPsError
 
@@ -36,10 +36,15 @@ class Answer(Future[T_co], Protocol):
 class WaitingFuture(concurrent.futures.Future[T]):
     """A future whose `result` waits up to `limit_s` seconds, then raises the error that `give_up` returns."""
 
-    def __init__(self, limit_s: float, give_up: Callable[[], CtrPsError]) -> None:
+    def __init__(self, limit_s: float, give_up: Callable[[Any], CtrPsError]) -> None:
+        """Is pending; `give_up` gets this, as a reference of its own would be a circle around the answer."""
         super().__init__()
         self.limit_s = limit_s
-        self.give_up = give_up
+        self._give_up = give_up
+
+    def give_up(self) -> CtrPsError:
+        """Returns the error of an answer that does not come."""
+        return self._give_up(self)
 
     def result(self, timeout: float | None = None) -> T:
         """Returns the answer; raises `give_up()` if it does not come within the limit."""

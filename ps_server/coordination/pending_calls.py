@@ -117,7 +117,7 @@ class PendingCalls:
             if answer is None:
                 self.require_no_failure()
                 future: WaitingFuture[T] = WaitingFuture(
-                    self.wait_limit_s, lambda: self._give_up(waiting, future, describe)
+                    self.wait_limit_s, lambda given_up: self._give_up(waiting, given_up, describe)
                 )
                 waiting.add(future, poll)
                 return future

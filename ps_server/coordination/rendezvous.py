@@ -84,7 +84,7 @@ class Rendezvous:
     ) -> Future[Any]:
         _require_short("barrier", name)
         future: WaitingFuture[Any] = WaitingFuture(
-            self._calls.wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
+            self._calls.wait_limit_s, partial(self._barrier_timeout, name, worker)
         )
         with self._calls.change():
             require_number(self._members.name(worker), "step", step)

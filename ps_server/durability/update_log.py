@@ -236,7 +236,7 @@ class UpdateLog:
         for future in group:
             future.answer_with(answer)
 
-    def _sync_timeout(self) -> LogError:
+    def _sync_timeout(self, _: WaitingFuture[None]) -> LogError:
         return LogError(
             f"the disk of the update log {self._folder.path} did not sync within {SYNC_LIMIT_S:g} s"
         )

@@ -74,6 +74,15 @@ class StreamCall(futures.Future[bytes]):
         self._number = number
         self.until = until
 
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """See concurrent.futures.Future, which keeps it: a circle around the answer, if it has this call."""
+        once = [fn]
+
+        def told(call: Any) -> None:
+            once.pop()(call)
+
+        super().add_done_callback(told)
+
     def cancel(self) -> bool:
         """Ends it, and has the server end it."""
         self._stream.cancel(self._number)

@@ -23,7 +23,7 @@ class Barriers:
 
     def arrive(self, name: str, *workers: int) -> None:
         for worker in workers:
-            future: WaitingFuture[int] = WaitingFuture(0.0, lambda: pytest.fail("waits"))
+            future: WaitingFuture[int] = WaitingFuture(0.0, lambda _: pytest.fail("waits"))
             self.arrivals.arrive(name, worker, 0, None, None, future)
             self.futures[name, worker] = future
 

@@ -40,6 +40,7 @@ from ctr_ps.ps_server.coordination.pending_calls import answer_all
 from ctr_ps.ps_server.coordination.push_ledger import progress_of
 from ctr_ps.ps_server.coordination.steps import CompleteStep
 from tests.support import stores
+from tests.support.garbage import num_alive, without_collector
 from tests.support.stores import INCARNATION, member
 
 
@@ -103,6 +104,18 @@ def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
     gc.collect()
 
     assert remembered() is None
+
+
+def test_what_was_answered_is_freed_without_the_garbage_collector() -> None:
+    workers = workers_of(2)
+    with without_collector():
+        for number in range(1, 4):
+            for worker in range(2):
+                workers.rendezvous.barrier("b", worker, step=0, number=number)
+        workers.pushes.at_version(1, lambda: None)
+        apply_on_arrival(workers, push_id())
+
+        assert num_alive(WaitingFuture) == 0
 
 
 def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:

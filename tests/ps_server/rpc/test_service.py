@@ -203,7 +203,7 @@ async def test_caller_that_gives_up_does_not_disturb_others():
 async def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     """They wait for the same sync of the update log."""
     service = Service()
-    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
+    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda _: WaitTimeoutError("no sync"))
     service.store.engine.journal = journal = Journal()
     journal.durable = lambda: durable
 
@@ -217,7 +217,7 @@ async def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
 
 async def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
     service = Service()
-    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
+    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda _: WaitTimeoutError("no sync"))
     journal = Journal()
     journal.durable = lambda: durable
     service.store.engine.journal = journal

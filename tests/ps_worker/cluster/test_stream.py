@@ -22,10 +22,11 @@ from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.protos.wire.stream import HEAD, hello_of
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster import stream
-from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport, _Answer
 from ctr_ps.ps_worker.cluster.stream import StreamCall, StreamChannel
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import Cluster, one_server, open_stream
+from tests.support.garbage import num_alive, without_collector
 from tests.support.stores import joined
 from tests.support.waiting import wait_until
 
@@ -71,6 +72,18 @@ def test_calls_that_move_data_go_over_the_stream_once_it_is_open(servers):
         answers = [transport.call(0, calls.PULL_SPARSE, pull()) for _ in range(20)]
 
         assert all(answer.result().rows["wide"].shape == (4, 1) for answer in answers)
+
+
+@pytest.mark.parametrize("has_stream", [True, False])
+def test_answers_are_freed_without_the_garbage_collector(servers, has_stream):
+    with transport_to(servers, stream=has_stream) as (transport, channel), without_collector():
+        if has_stream:
+            open_stream(channel)
+        for _ in range(3):
+            transport.call(0, calls.PULL_SPARSE, pull()).result()
+
+        # The last one may still be in the hands of the thread that received it.
+        wait_until(lambda: num_alive(_Answer) <= 1 and num_alive(StreamCall) <= 1)
 
 
 def test_error_is_that_of_the_server(servers):

@@ -18,6 +18,7 @@ from ctr_ps.ps_server.table.memory.arena import (
     region_bytes_of_table,
 )
 from tests.support.address_space import gives_huge_pages_on_request, map_some
+from tests.support.garbage import without_collector
 from tests.support.rows import resident_bytes
 
 PAGE = mmap.PAGESIZE
@@ -119,13 +120,8 @@ class Garbage:
 
 
 def test_address_space_that_garbage_holds_is_taken() -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         rows = {Garbage().arena.region_rows for _ in range(200)}  # 1 TiB each, of 128
-    finally:
-        gc.enable()
-        gc.collect()
 
     assert SMALL_REGION_BYTES // 16 not in rows
 
