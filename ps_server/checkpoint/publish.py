@@ -5,6 +5,7 @@
     LATEST                    in a folder of checkpoints: the name of the newest
     BEST                      likewise, of the one with the best validation
     PUBLISHED                 likewise, of the one that readers take: of an ended run, or what passed a gate
+    PUBLISHING                of the one that is to be PUBLISHED as soon as it is the LATEST
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -29,6 +30,7 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
     LATEST,
     MANIFEST,
     PUBLISHED,
+    PUBLISHING,
     TOKEN,
     TOKEN_CHARACTERS,
     DamagedManifestError,
@@ -48,7 +50,9 @@ MOST_REMOVED = 5
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
-_UNFINISHED = re.compile(r"(?:LATEST|BEST|PUBLISHED|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
+_UNFINISHED = re.compile(
+    r"(?:LATEST|BEST|PUBLISHED|PUBLISHING|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)"
+)
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -160,18 +164,26 @@ def read_manifest(target: Folder) -> Manifest:
 
 
 def write_latest(
-    root: str | Path, name: str, before: str | None = None, *, is_gated: bool = False
+    root: str | Path,
+    name: str,
+    before: str | None = None,
+    *,
+    is_gated: bool = False,
+    passes: bool = False,
 ) -> None:
     """Makes `name` the latest of the checkpoints in `root`; CheckpointError if it is none, or not the newest.
 
-    Readers take it unless `is_gated`. `before` is `latest_in(root)` at the start of the run: if LATEST has
-    changed since, it is of this run, and is replaced only by one of at least its version. None: by any.
+    Readers take it unless `is_gated`; if it `passes` the gate, once `write_best` or, after a crash,
+    `begin_gate` says so. `before` is `latest_in(root)` at the start of the run: if LATEST has changed since,
+    it is of this run, and is replaced only by one of at least its version. None: by any.
     """
     folder = folder_at(root)
     if before is not None:
         _require_newest(folder, name, before)
     if not is_gated and folder.has(PUBLISHED):
         folder.remove_file(PUBLISHED)
+    if passes:
+        folder.put(PUBLISHING, f"{name}\n".encode())
     _write_name(folder, LATEST, name, "latest")
 
 
@@ -214,15 +226,21 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
 def write_best(root: str | Path, name: str, file: str = BEST) -> None:
     """Makes `name` the best (or PUBLISHED) of the checkpoints in `root`; CheckpointError if it is none."""
     _write_name(folder_at(root), file, name, file.lower())
+    if file == PUBLISHED:
+        folder_at(root).remove_file(PUBLISHING)
 
 
 def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
-    """Has readers of `root` take what they do now until one passes the gate; nothing if it is saved again."""
-    folder, published, newest = (
-        folder_at(root),
-        best_in(root, PUBLISHED),
-        _latest_of(folder_at(root)),
-    )
+    """Has readers of `root` take what they do now until one passes the gate; nothing if it is saved again.
+
+    What passed before a crash is published first.
+    """
+    folder, pending = folder_at(root), name_in(root, PUBLISHING)
+    if pending and is_on and not is_fresh and pending == name_in(root, LATEST):
+        write_best(root, pending, PUBLISHED)
+        logger.info("%s names checkpoint=%s, as the run ended before it did", PUBLISHED, pending)
+    folder.remove_file(PUBLISHING)
+    published, newest = best_in(root, PUBLISHED), _latest_of(folder)
     if not is_on:
         folder.remove_file(PUBLISHED)
     elif is_fresh or newest is None:
@@ -235,9 +253,14 @@ def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
 
 def best_in(root: str | Path, file: str = BEST) -> str | None:
     """Returns the best (or PUBLISHED) one's name; None: there is no file, or it names a removed one."""
+    name = name_in(root, file)
+    return name if _is_checkpoint_in(folder_at(root), name) else None
+
+
+def name_in(root: str | Path, file: str) -> str:
+    """Returns the name in LATEST, BEST or PUBLISHED, also of a removed checkpoint; "": there is none."""
     folder = folder_at(root)
-    name = _named_by(folder, file) if folder.has(file) else ""
-    return name if _is_checkpoint_in(folder, name) else None
+    return _named_by(folder, file) if folder.has(file) else ""
 
 
 def resolve(url: str | Path) -> Folder:
@@ -364,11 +387,13 @@ def _remove_data(target: Folder, *, keep: str) -> None:
             target.child(name).remove()
 
 
-def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
+def keep_last(
+    root: str | Path, number: int, own: Collection[str], kept: Collection[str] = ()
+) -> list[str]:
     """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
 
-    Never removes those named by LATEST, BEST and PUBLISHED, those of kind inference, and the bases of others;
-    0 keeps all. Returns the names of the removed ones.
+    Never removes `kept`, those named by LATEST, BEST and PUBLISHED, those of kind inference, and the bases of
+    others; 0 keeps all. Returns the names of the removed ones.
     """
     if not number:
         return []
@@ -378,7 +403,8 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
             _finish_removal(folder.child(name))
     manifests = manifests_in(root)
     candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
-    return _remove(folder, candidates[:-number], manifests)
+    old = [name for name in candidates[:-number] if name not in kept]
+    return _remove(folder, old, manifests)
 
 
 def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:

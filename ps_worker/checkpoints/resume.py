@@ -213,7 +213,7 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
 def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None:
     """Warns of other settings than those of the run, in a new one of other options of its model.
 
-    Equal shapes do not tell them. Refuses to resume another model.
+    Equal shapes do not tell them. Refuses to resume another model, or one that learns other labels.
     """
     if not resumes and JOB_ATTACHMENT not in checkpoint.attachments:
         return
@@ -226,13 +226,17 @@ def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None
             error,
         )
         return
-    # A file of the user's may have moved.
-    if resumes and PurePath(saved.model.name).name != PurePath(job.model.name).name:
-        raise job.error(
-            "model.name",
-            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
-            f"cannot be resumed: {_fresh_from(checkpoint.url)}",
-        )
+    for key, before, after in (
+        ("model.name", saved.model.name, job.model.name),
+        ("train.delay", saved.train.delay, job.train.delay),
+    ):
+        # A file of the user's may have moved.
+        if resumes and PurePath(before).name != PurePath(after).name:
+            raise job.error(
+                key,
+                f"it is {after!r}, but {before!r} in the run in {checkpoint.url}, which learns something "
+                f"else, so it cannot be resumed: write {before!r}; or, {_fresh_from(checkpoint.url)}",
+            )
     groups = _COMPARED if resumes else ("model.", "train.delay")
     was, now = _settings(saved, groups), _settings(job, groups)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]

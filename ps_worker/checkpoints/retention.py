@@ -23,6 +23,10 @@ from ctr_ps.ps_worker.job.sections import CheckpointSection
 
 _NAME_OF_RUN = re.compile(r"epoch-[0-9]+|step-[0-9]+(-[0-9]+)?")
 
+KEPT_PASSES = 2
+"""Ends of passes that a run with a gate keeps, however many checkpoints come within the next, so that a
+person can publish what was held."""
+
 
 def name_after_epoch(epoch: int) -> str:
     """Returns the name of the checkpoint that ends an epoch, counted from 1."""
@@ -70,11 +74,20 @@ class Keeper:
     """Removes the old checkpoints of one run. Not thread-safe."""
 
     def __init__(
-        self, settings: CheckpointSection, own: Collection[str], overwritten: Collection[str] = ()
+        self,
+        settings: CheckpointSection,
+        own: Collection[str],
+        overwritten: Collection[str] = (),
+        *,
+        passes: int = 0,
     ) -> None:
-        """Takes the names of the run's own checkpoints, and of those of an earlier run to overwrite."""
+        """Takes the names of the run's own checkpoints, oldest first, and of an earlier one's to overwrite.
+
+        Of the newest `passes` passes, the last checkpoints are kept however many come after them.
+        """
         self._settings = settings
-        self._own = set(own)
+        self._own = dict.fromkeys(own)
+        self._passes = passes
         self._overwritten = set(overwritten)
         self._started_from = _name_in(settings.dir, settings.load)
 
@@ -83,14 +96,16 @@ class Keeper:
 
         Raises CheckpointError if the folder cannot be read, or one cannot be removed.
         """
-        self._own.add(name)
-        overwritten, self._overwritten = self._overwritten - self._own, set()
+        self._own.pop(name, None)
+        self._own[name] = None  # the newest
+        overwritten, self._overwritten = self._overwritten - self._own.keys(), set()
         if overwritten:
             remove_checkpoints(self._settings.dir, overwritten - {self._started_from})
-        candidates = self._own - {self._started_from}
-        self._own.difference_update(
-            keep_last(self._settings.dir, self._settings.keep_last, candidates)
-        )
+        candidates = self._own.keys() - {self._started_from}
+        ends = [each for each in self._own if each.startswith("epoch-")]
+        kept = ends[-self._passes :] if self._passes else ()
+        for each in keep_last(self._settings.dir, self._settings.keep_last, candidates, kept):
+            del self._own[each]
 
 
 def _name_in(folder: str, checkpoint: str) -> str | None:

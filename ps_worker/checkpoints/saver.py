@@ -17,9 +17,10 @@ from dataclasses import replace
 
 from ctr_ps.protos.errors import SnapshotLostError, UnknownChangesError
 from ctr_ps.protos.store import Checkpoints, SaveRequest
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import latest_in, require_latest, write_best, write_latest
 from ctr_ps.ps_server.checkpoint.storage.folders import place_of
-from ctr_ps.ps_worker.checkpoints.retention import Keeper, name_at_step
+from ctr_ps.ps_worker.checkpoints.retention import KEPT_PASSES, Keeper, name_at_step
 from ctr_ps.ps_worker.job.sections import CheckpointSection
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Saver:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._keeper = Keeper(settings, own, overwritten)
+        self._keeper = Keeper(settings, own, overwritten, passes=KEPT_PASSES if is_gated else 0)
         self._is_gated = is_gated
         # Names taken at one step, on which later checkpoints may be based. An unfinished run's later ones are
         # saved again.
@@ -190,7 +191,9 @@ class Saver:
             self._confirm()
             self._save(url, attachments, on_snapshot)
             self._confirm()
-            write_latest(self._settings.dir, name, self._latest_before, is_gated=self._is_gated)
+            passes, is_gated = PUBLISHED in named, self._is_gated
+            folder, before = self._settings.dir, self._latest_before
+            write_latest(folder, name, before, is_gated=is_gated, passes=passes)
             self.latest = url
             # Once more: this process may have been paused for so long that another one is in its place.
             self._confirm()

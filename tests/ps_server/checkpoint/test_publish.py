@@ -405,6 +405,39 @@ def test_what_a_run_that_was_turned_back_saves_again_is_no_longer_published(tmp_
     assert (tmp_path / "PUBLISHED").read_text() == "\n"
 
 
+@pytest.mark.parametrize(
+    ("of_crash", "published"),
+    [
+        ("LATEST", "epoch-2"),
+        ("PUBLISHED", "epoch-2"),
+        ("by hand", "epoch-1"),
+        ("before", "epoch-1"),
+    ],
+)
+def test_what_passed_before_a_crash_is_published_at_the_next_start(
+    of_crash: str, published: str, tmp_path: Path
+) -> None:
+    """But not what was not the latest yet, and not once a person has published another one."""
+    OLD.save(tmp_path / "epoch-1")
+    write_latest(tmp_path, "epoch-1", is_gated=True, passes=True)
+    write_best(tmp_path, "epoch-1", PUBLISHED)
+    assert not (tmp_path / "PUBLISHING").exists()
+    NEW.save(tmp_path / "epoch-2")
+    write_latest(tmp_path, "epoch-2", is_gated=True, passes=True)
+    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
+    if of_crash == "PUBLISHED":
+        (tmp_path / "PUBLISHED").write_text("epoch-2\n")
+    if of_crash == "by hand":
+        write_best(tmp_path, "epoch-1", PUBLISHED)
+    if of_crash == "before":
+        (tmp_path / "LATEST").write_text("epoch-1\n")
+
+    begin_gate(tmp_path, is_on=True, is_fresh=False)
+
+    assert best_in(tmp_path, PUBLISHED) == published
+    assert not (tmp_path / "PUBLISHING").exists()
+
+
 def test_checkpoint_may_have_the_name_of_the_best(tmp_path: Path) -> None:
     OLD.save(tmp_path / "BEST")
 

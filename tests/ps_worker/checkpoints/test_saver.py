@@ -258,7 +258,7 @@ def test_deltas_without_end_have_bounded_chains_a_bounded_folder_and_bounded_mem
         assert len(kept) <= 5 + 4 - 1
         assert {f"step-{each}" for each in range(max(step - 4, 1), step + 1)} <= {*kept}
         assert sum(base is None for base in kinds(tmp_path).values()) <= 2
-        assert saver._keeper._own == {*kept}
+        assert {*saver._keeper._own} == {*kept}
 
 
 def test_best_checkpoint_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
