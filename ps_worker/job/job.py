@@ -173,11 +173,21 @@ class Job(Section):
         if self.publish.is_gated and self.valid.final_model == "best":
             faults["final_model"] = "but [publish] says what is published: leave it at 'last'"
         self.valid.refuse_without_use(faults, "valid")
-        if not (self.publish.is_gated and self.data.stream and self.checkpoint.dir):
-            why = "but a gate needs a stream, checkpoints and a limit: set data.stream, checkpoint.dir"
-            without_use = self.publish.non_default(*type(self.publish).model_fields)
-            self.publish.refuse_without_use(dict.fromkeys(without_use, why), "publish")
+        why = self._why_no_gate()
+        without_use = self.publish.non_default(*type(self.publish).model_fields) if why else ()
+        self.publish.refuse_without_use(dict.fromkeys(without_use, why), "publish")
         return self
+
+    def _why_no_gate(self) -> str:
+        if not (self.publish.is_gated and self.data.stream and self.checkpoint.dir):
+            return "but a gate needs a stream, checkpoints and a limit: set data.stream, checkpoint.dir"
+        if not self.data.pass_every:
+            return "but passes are judged, and there is one without an end: set data.pass_every"
+        if not self.checkpoint.every_epochs:
+            return "but no pass ends with a checkpoint: set checkpoint.every_epochs = 1"
+        if self.publish.margin and not self.publish.sample_rows:
+            return "but publish.margin compares rows of a sample: set publish.sample_rows above 0"
+        return ""
 
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""

@@ -320,7 +320,7 @@ class PublishSection(Section):
     max_log_loss: float = Field(0.0, ge=0)
     max_ne: float = Field(0.0, ge=0)
     margin: float = Field(0.0, ge=0)
-    sample_rows: int = Field(20_000, ge=1)
+    sample_rows: int = Field(20_000, ge=0)
 
     @property
     def is_gated(self) -> bool:

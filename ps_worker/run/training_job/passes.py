@@ -176,17 +176,17 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
         examples_per_s=metrics.examples / seconds if seconds > 0 else 0.0,
     )
     if run.is_first and figures.examples:
-        logger.info(
-            "pass epoch=%d examples=%d examples/s=%.0f auc=%.4f log_loss=%.5f base_log_loss=%.5f "
-            "normalized_entropy=%.4f calibration=%.3f",
-            figures.epoch,
-            figures.examples,
-            figures.examples_per_s,
-            figures.auc,
-            figures.log_loss,
-            figures.base_log_loss,
-            figures.normalized_entropy,
-            figures.calibration,
-        )
+        text = "pass epoch=%d examples=%d examples/s=%.0f %s"
+        speed = figures.examples_per_s
+        logger.info(text, figures.epoch, figures.examples, speed, shown(metrics))
         run.progress.warn_of_base_rate(metrics, f"the pass of epoch {each.number}")
     return figures
+
+
+def shown(metrics: ClickMetrics) -> str:
+    """Returns the figures of a line of the log."""
+    return (
+        f"auc={metrics.auc():.4f} log_loss={metrics.log_loss():.5f} "
+        f"base_log_loss={metrics.base_log_loss():.5f} "
+        f"normalized_entropy={metrics.normalized_entropy():.4f} calibration={metrics.calibration():.3f}"
+    )

@@ -17,15 +17,15 @@ from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import CtrPsError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
-from ctr_ps.ps_server.checkpoint.publish import best_in
+from ctr_ps.ps_server.checkpoint.publish import name_in
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
-from ctr_ps.ps_worker.checkpoints.retention import name_after_epoch
+from ctr_ps.ps_worker.checkpoints.retention import KEPT_PASSES, name_after_epoch
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.passes import shown
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
 logger = logging.getLogger(__name__)
@@ -53,22 +53,35 @@ class RowSample:
 def why_held(limits: PublishSection, window: ClickMetrics | None, both: Both | None) -> str:
     """Returns why the checkpoint of a pass is not published; "": it is. A figure that is nan does not pass.
 
-    `window` is of all rows, None if unknown; `both` is None if nothing is served. The limits are the served
-    model's, too: wrong labels that last are learnt, and only it still shows them.
+    `window` is of all rows, None if unknown; `both` is None if nothing is served: then the model has to be as
+    good as the click rate, where a margin is the only limit. With a margin the limits are the served model's,
+    too: wrong labels that last are learnt, and only it still shows them.
     """
     if window is None:
         return "the figures of its pass are unknown, as worker 0 was replaced at the end of it"
-    for what, metrics in {"it": window, **({"the served model": both[1]} if both else {})}.items():
+    compared = both if limits.margin else None
+    if compared and not compared[0].examples:
+        return (
+            "worker 0 has read no rows of the pass, and publish.margin compares on its rows: give it a "
+            "partition of the stream that has messages, or leave out the margin"
+        )
+    max_ne = limits.max_ne or float(bool(limits.margin) and not both)
+    for what, metrics in {
+        "it": window,
+        **({"the served model": compared[1]} if compared else {}),
+    }.items():
         for figure, value, limit in (
             ("log loss", metrics.log_loss(), limits.max_log_loss),
-            ("normalized entropy", metrics.normalized_entropy(), limits.max_ne),
+            ("normalized entropy", metrics.normalized_entropy(), max_ne),
         ):
             if limit and not value <= limit:
                 return f"{what} has a {figure} of {value:.5f}, expected at most {limit:g}"
-    live, served = (each.normalized_entropy() for each in both) if both else (0.0, 0.0)
-    if both and not live <= served + limits.margin:
+    if compared is None:
+        return ""
+    live, served = (each.normalized_entropy() for each in compared)
+    if not live <= served + limits.margin:
         return (
-            f"on {both[0].examples} rows it has a normalized entropy of {live:.5f} and the served model "
+            f"on {compared[0].examples} rows it has a normalized entropy of {live:.5f} and the served model "
             f"{served:.5f}, expected at most publish.margin = {limits.margin:g} more"
         )
     return ""
@@ -80,7 +93,6 @@ class Gate:
     def __init__(self, job: Job, run: Run, metrics: MetricsWriter) -> None:
         self._job, self._run, self._metrics = job, run, metrics
         self._limits, self._folder = job.publish, job.checkpoint.dir
-        self._served: SavedModel | None = None
         run.progress.held = 0 if self._limits.is_gated and run.is_first else None
         self.begin_pass()
 
@@ -88,7 +100,7 @@ class Gate:
         """Forgets the pass before."""
         self.window: ClickMetrics | None = None  # figures of all workers; None: unknown
         self._sample = RowSample(self._limits.sample_rows)
-        if self._run.is_first and self._limits.margin:
+        if self._run.progress.held is not None and self._limits.sample_rows:
             self._run.progress.on_batch = self._sample.add
 
     def passes(self, number: int) -> bool:
@@ -97,32 +109,43 @@ class Gate:
         has_rows = self.window is None or self.window.examples
         if progress.held is None or self._run.is_repeating or not has_rows:
             return False
+        reason, has_margin = "", self._limits.margin > 0
         try:
-            served = best_in(self._folder, PUBLISHED) or ""
-            both = self._both(served) if served and self._limits.margin else None
-            reason = why_held(self._limits, self.window, both)
+            served = name_in(self._folder, PUBLISHED)
+            both = self._both() if served and (has_margin or self._sample.kept) else None
         except CtrPsError as error:
             reason = f"it cannot be compared with {served!r}, which is served: {error}"
+            if not has_margin:
+                logger.warning("checkpoint=%s: %s", name, reason)
+        if not (reason and has_margin):
+            reason = why_held(self._limits, self.window, both)
         progress.held = progress.held + 1 if reason else 0
         live, other = both or (ClickMetrics(), ClickMetrics())
         figures: dict[str, object] = {"is_published": not reason, "reason": reason}
         figures |= {"served": served, "sample_rows": live.examples}
-        figures |= {"sample_ne": live.normalized_entropy(), "served_ne": other.normalized_entropy()}
+        for which, each in (("sample", live), ("served", other)):
+            figures |= {f"{which}_ne": each.normalized_entropy(), f"{which}_auc": each.auc()}
+            figures |= {f"{which}_log_loss": each.log_loss()}
+            figures |= {f"{which}_calibration": each.calibration()}
         self._metrics.write("publish", figures)
+        if live.examples:
+            text = "of %d rows before training checkpoint=%s %s; served=%s %s"
+            logger.info(text, live.examples, name, shown(live), served, shown(other))
         if reason:
             logger.warning(
                 "not published: checkpoint=%s served=%s held=%d passes in a row: %s; `ps-ckpt publish %s %s` "
-                "publishes it all the same",
-                *(name, served or "none", progress.held, reason, self._folder, name),
+                "publishes it all the same, until %d more passes have ended",
+                *(name, served or "none", progress.held, reason, self._folder, name, KEPT_PASSES),
             )
         return not reason
 
-    def _both(self, name: str) -> Both:
-        """Returns the metrics on the sample, also of the checkpoint `name`, whose files it maps."""
-        checkpoint = Checkpoint.open(folder_at(self._folder).child(name).url)
-        if self._served is None or self._served.checkpoint.token != checkpoint.token:
-            self._served = SavedModel(checkpoint, maps=True)
-        batches, reader = (batch for batch, _ in self._sample.kept), SavedStore(self._served)
+    def _both(self) -> Both:
+        """Returns the metrics on the sample, also of the served model, whose files are mapped meanwhile."""
+        checkpoint = Checkpoint.open(f"{self._folder}/{PUBLISHED}")
+        batches, reader = (
+            (batch for batch, _ in self._sample.kept),
+            SavedStore(SavedModel(checkpoint, maps=True)),
+        )
         found = list[Values]()
         self._run.evaluate(batches, on_predictions=lambda p: found.append(p.copy()), reader=reader)
         live, served, share = ClickMetrics(), ClickMetrics(), math.exp(-self._job.data.logit_offset)

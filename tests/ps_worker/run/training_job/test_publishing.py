@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +26,7 @@ from ctr_ps.ps_worker.checkpoints import saver
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.run.training_job import publishing
 from ctr_ps.ps_worker.run.training_job.publishing import RowSample, why_held
 from tests.support.streams import MemorySource
 from tests.support.training import job_of, random_batches, train_together
@@ -67,7 +68,7 @@ RIGHT, HALF, WRONG = metrics_of(0.25), metrics_of(0.5), metrics_of(0.9)
         ),
         ({"max_ne": 5}, ClickMetrics(), None, None, "it has a normalized entropy of nan"),
         (
-            {"max_ne": 1.1},
+            {"max_ne": 1.1, "margin": 9},
             RIGHT,
             RIGHT,
             HALF,
@@ -83,8 +84,21 @@ RIGHT, HALF, WRONG = metrics_of(0.25), metrics_of(0.5), metrics_of(0.9)
             RIGHT,
             r"on 4 rows it has .* 1\.2326. and the served model 1\.0",
         ),
-        ({"margin": 9}, RIGHT, ClickMetrics(), ClickMetrics(), "on 0 rows it has .* nan"),
-        ({"margin": 0.23}, WRONG, None, None, ""),  # nothing is served
+        (
+            {"margin": 9},
+            RIGHT,
+            ClickMetrics(),
+            ClickMetrics(),
+            "worker 0 has read no rows of the pass",
+        ),
+        # Nothing is served yet.
+        ({"margin": 0.23}, WRONG, None, None, r"entropy of 3\.\d+, expected at most 1"),
+        ({"margin": 0.23}, RIGHT, None, None, ""),
+        ({"margin": 0.23}, ClickMetrics(), None, None, "a normalized entropy of nan"),
+        ({"margin": 0.23, "max_ne": 2}, HALF, None, None, ""),
+        # Without a margin the other model is for people.
+        ({"max_ne": 1.1}, RIGHT, WRONG, WRONG, ""),
+        ({"max_ne": 1.1}, RIGHT, ClickMetrics(), ClickMetrics(), ""),
         ({"margin": 9}, None, RIGHT, RIGHT, "unknown, as worker 0 was replaced"),
     ],
 )
@@ -155,6 +169,7 @@ def run_of(
     *settings: str,
     resume: bool = False,
     num_workers: int = 1,
+    only_worker: int | None = None,
 ) -> list[dict[str, Any]]:
     """Trains on windows of a stream with a fast learner; returns the lines of kind "publish"."""
     folder.mkdir(exist_ok=True)
@@ -162,6 +177,8 @@ def run_of(
     schema.write_text('label = "click"\nslots = ["user", "item"]\ndense = []\nhash_version = 1\n')
     rows = list(itertools.chain(*windows))
     messages = {f"clicks/{k}": rows[k::num_workers] for k in range(num_workers)}
+    if only_worker is not None:
+        messages = {f"clicks/{only_worker}": rows}
     job = job_of(
         "model.name=lr",
         "data.stream=kafka://broker:9092/clicks?end=latest",
@@ -287,9 +304,10 @@ def test_killed_between_save_and_publication_readers_stay(
     lines = run_of(tmp_path, windows[:3], *GATE, resume=True)
 
     assert [line["epoch"] for line in lines] == [1, 2, 3]
-    assert lines[2]["served"] == "epoch-1"
+    assert lines[2]["served"] == "epoch-2", "it had passed"
     assert best_in(folder, PUBLISHED) == "epoch-3"
     assert not (folder / "epoch-1").exists()
+    assert not (folder / "PUBLISHING").exists()
 
 
 def fails(*_: object) -> None:
@@ -391,6 +409,71 @@ def test_both_models_are_compared_as_training_predicts(tmp_path: Path, settings:
     assert line["is_published"]
 
 
+@pytest.mark.parametrize("has_margin", [True, False])
+def test_published_checkpoint_that_was_removed_is_named(
+    has_margin: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a margin nothing is published any more, until a person says what."""
+    gate = GATE if has_margin else GATE[:1]
+    windows = [window_of(1), window_of(2)]
+    run_of(tmp_path, windows[:1], *gate)
+    (tmp_path / "saved/PUBLISHED").write_text("mine\n")
+
+    line = run_of(tmp_path, windows, *gate, resume=True)[-1]
+
+    why = "it cannot be compared with 'mine', which is served: "
+    assert (line["served"], line["is_published"]) == ("mine", not has_margin)
+    assert (why in line["reason"]) == has_margin
+    assert re.search(f"{why}.*PUBLISHED names 'mine', which is not a checkpoint", caplog.text)
+    published = (tmp_path / "saved/PUBLISHED").read_text()
+    assert published == ("mine\n" if has_margin else "epoch-2\n")
+
+
+def test_worker_without_rows_is_why_a_margin_holds(tmp_path: Path) -> None:
+    windows = [window_of(1), window_of(2)]
+
+    lines = run_of(tmp_path, windows, *GATE, num_workers=2, only_worker=1)
+
+    assert [line["is_published"] for line in lines] == [True, False]
+    assert "worker 0 has read no rows of the pass" in lines[1]["reason"]
+
+
+def test_files_of_the_served_model_are_mapped_only_while_it_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, set[str]] = {"in": set(), "after": set()}
+
+    def noted(when: str) -> None:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        found[when] |= {line.split()[-1] for line in lines if f"{tmp_path}/saved" in line}
+
+    def noting(when: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*arguments: Any, **options: Any) -> Any:
+            noted(when)
+            return call(*arguments, **options)
+
+        return noted_call
+
+    monkeypatch.setattr(publishing.Run, "evaluate", noting("in", publishing.Run.evaluate))
+    monkeypatch.setattr(saver.Saver, "save", noting("after", saver.Saver.save))
+    run_of(tmp_path, [window_of(1), window_of(2), window_of(3)], *GATE)
+
+    assert found["in"]
+    assert not found["after"]
+
+
+def test_held_passes_can_be_published_until_two_more_have_ended(tmp_path: Path) -> None:
+    """However many checkpoints come within a pass."""
+    windows = [window_of(number, is_flipped=number > 1) for number in range(1, 5)]
+
+    lines = run_of(tmp_path, windows, *GATE, "checkpoint.every_steps=5")
+
+    assert [line["is_published"] for line in lines[:3]] == [True, False, False]
+    ends = {each.parent.name for each in (tmp_path / "saved").glob("epoch-*/MANIFEST.json")}
+    assert {"epoch-1", "epoch-3", "epoch-4"} <= ends
+    assert "epoch-2" not in ends
+
+
 def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
     windows = [window_of(1), window_of(2)]
     run_of(tmp_path, windows[:1], *GATE)
@@ -421,6 +504,23 @@ def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
         (
             ["publish.max_ne=0", "publish.sample_rows=9"],
             r"publish\.sample_rows.*a gate needs a stream, checkpoints and a limit",
+        ),
+        (
+            ["checkpoint.dir=x", "data.stream=kafka://b/c", "data.pass_every="],
+            r"publish\.max_ne.*one without an end: set data\.pass_every",
+        ),
+        (
+            ["checkpoint.dir=x", "data.stream=kafka://b/c", "checkpoint.every_epochs=0"],
+            r"publish\.max_ne.*no pass ends with a checkpoint: set checkpoint\.every_epochs = 1",
+        ),
+        (
+            [
+                "checkpoint.dir=x",
+                "data.stream=kafka://b/c",
+                "publish.margin=1",
+                "publish.sample_rows=0",
+            ],
+            r"publish\.sample_rows.*set publish\.sample_rows above 0",
         ),
         (
             [
