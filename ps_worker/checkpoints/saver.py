@@ -97,6 +97,8 @@ class Saver:
         is_gated: bool = False,  # else readers take each checkpoint
         # called before a file that others rely on is replaced; raises if this process may not
         confirm: Callable[[], object] = lambda: None,
+        # called with the name of each checkpoint that readers may take
+        on_published: Callable[[str], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
         self._store = store
@@ -107,6 +109,7 @@ class Saver:
         # saved again.
         self._used = _of_step(step, own)
         self._confirm = confirm
+        self._on_published = on_published
         self._clock = clock
         self._latest_before = latest_in(settings.dir)
         self._schedule = Schedule(
@@ -201,6 +204,8 @@ class Saver:
             for file in named:
                 write_best(self._settings.dir, name, file)
                 logger.info("%s names checkpoint=%s", file, url)
+            if passes or not is_gated:
+                self._on_published(name)
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 

@@ -174,8 +174,11 @@ class Job(Section):
             faults["final_model"] = "but [publish] says what is published: leave it at 'last'"
         self.valid.refuse_without_use(faults, "valid")
         why = self._why_no_gate()
-        without_use = self.publish.non_default(*type(self.publish).model_fields) if why else ()
-        self.publish.refuse_without_use(dict.fromkeys(without_use, why), "publish")
+        used = [each for each in type(self.publish).model_fields if each != "notify"] if why else []
+        reasons = dict.fromkeys(self.publish.non_default(*used), why)
+        if self.publish.notify and not self.checkpoint.dir:
+            reasons["notify"] = "but nothing is saved: set checkpoint.dir"
+        self.publish.refuse_without_use(reasons, "publish")
         return self
 
     def _why_no_gate(self) -> str:

@@ -321,6 +321,7 @@ class PublishSection(Section):
     max_ne: float = Field(0.0, ge=0)
     margin: float = Field(0.0, ge=0)
     sample_rows: int = Field(20_000, ge=0)
+    notify: str = ""
 
     @property
     def is_gated(self) -> bool:

@@ -94,14 +94,14 @@ class MemorySource:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[int]:
-    """Runs a Redis server; yields its port. Skips the test without one."""
+def redis_server(folder: Path, port: int = 0) -> Iterator[int]:
+    """Runs a Redis server; yields its port, 0: a free one. Skips the test without one."""
     if is_missing("redis-server"):
         pytest.skip("needs redis-server")
     log = folder / "redis.log"
     with socket.socket() as free:  # to Redis port 0 is none
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = port or free.getsockname()[1]
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     with log.open("wb") as output:
         process = subprocess.Popen(

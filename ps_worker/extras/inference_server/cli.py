@@ -46,6 +46,7 @@ from ctr_ps.protos.wire.security.credentials import (
 )
 
 if TYPE_CHECKING:
+    from ctr_ps.ps_worker.checkpoints.notices import Channel
     from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
     from ctr_ps.ps_worker.extras.inference_server.http_service import HttpService
     from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
@@ -79,6 +80,13 @@ def serve(
     reload_every: Annotated[
         float, typer.Option(min=0, help="Seconds between checks for a newer checkpoint; 0: never.")
     ] = 10.0,
+    notify: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Channel that tells of a newer checkpoint, publish.notify of the job: redis://HOST:6379/NAME.",
+        ),
+    ] = "",
     max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
     threads: Annotated[
         int, typer.Option(min=0, help="Prediction threads; 0: one per processor.")
@@ -126,7 +134,8 @@ def serve(
             except ImportError as error:
                 raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
 
-        from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel  # late: numba
+        from ctr_ps.ps_worker.checkpoints.notices import Channel  # late: numba
+        from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
 
         serving = _run(
             partial(
@@ -144,6 +153,7 @@ def serve(
             grpc=grpc,
             metrics=metrics_address(metrics),
             reload_s=reload_every,
+            channel=Channel(notify) if notify else None,
             drain_s=drain,
             debug=DebugServices() if grpc and grpc_debug else None,
         )
@@ -159,6 +169,7 @@ async def _run(
     grpc: str,
     metrics: str,
     reload_s: float,
+    channel: "Channel | None",
     drain_s: float,
     debug: DebugServices | None,
 ) -> None:
@@ -195,8 +206,8 @@ async def _run(
 
                 by_http = HttpService(model, figures, is_ready, Readers(credentials))
                 ends.append(await _start_http(by_http, http, credentials))
-            if reload_s:
-                reloading = asyncio.create_task(model.reload_every(reload_s))
+            if reload_s or channel:
+                reloading = asyncio.create_task(model.reload_every(reload_s, channel))
                 stack.callback(reloading.cancel)
             await ended.wait()
             by_grpc.tell_end()

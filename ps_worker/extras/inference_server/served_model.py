@@ -28,6 +28,7 @@ from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
 from ctr_ps.protos.metrics.metrics_port import Series, Status
 from ctr_ps.ps_server.checkpoint.publish import of_newest, read_manifest, resolve
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.checkpoints.notices import Channel
 from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     Tensor,
@@ -195,10 +196,10 @@ class ServedModel:
             if not request.outputs or each.name in request.outputs
         ]
 
-    async def reload_every(self, seconds: float) -> None:
-        """Looks for a newer checkpoint every so many seconds, for ever."""
+    async def reload_every(self, seconds: float, channel: Channel | None = None) -> None:
+        """Looks for a newer checkpoint every so many seconds, and when a channel tells of one, for ever."""
         while True:
-            await asyncio.sleep(seconds)
+            await (channel.wait(seconds) if channel else asyncio.sleep(seconds))
             try:
                 await asyncio.to_thread(self.reload)
             except Exception:  # the next look may find another checkpoint

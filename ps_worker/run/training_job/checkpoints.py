@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.ps_server.checkpoint.files.manifest import BEST, PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import begin_gate, best_in, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.checkpoints.claim import Claim
+from ctr_ps.ps_worker.checkpoints.notices import Channel
 from ctr_ps.ps_worker.checkpoints.resume import (
     RUN_ATTACHMENT,
     EarlierRun,
@@ -193,12 +194,19 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
     settings, step = job.checkpoint, run.progress.steps
     is_gated = job.publish.is_gated
     new = partial(Saver, run.store, settings, step=step, is_gated=is_gated, confirm=confirm)
+    if (channel := _channel_of(job)) is not None:
+        new = partial(new, on_published=channel.tell)
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
         overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
         return new(overwritten=overwritten)
     return new(latest=earlier.url, own=checkpoints_of_runs(settings.dir))
+
+
+def _channel_of(job: Job) -> Channel | None:
+    with job.errors("publish.notify", UsageError):
+        return Channel(job.publish.notify) if job.publish.notify else None
 
 
 def start_of(
@@ -217,6 +225,7 @@ def start_of(
     if not run.is_first:
         return Start(files=files, claim=claim)
     job = plan.job
+    _ = _channel_of(job)
     _require_folder(job, run)
     signature = plan.signatures["data.train"]
     earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)

@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import redis
 from google.protobuf.descriptor import Descriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -36,6 +37,7 @@ from tests.ps_worker.extras.inference_server.conftest import (
 )
 from tests.support.certificates import CertificateAuthority
 from tests.support.processes import started
+from tests.support.waiting import wait_until
 
 PS_SERVE = Path(sys.executable).parent / "ps-serve"
 CLIENT = Path(__file__).parent / "triton_client.py"
@@ -244,6 +246,23 @@ def test_none_of_ten_thousand_requests_fails_while_the_model_is_exchanged(
     assert len(found["versions"]) == NUM_EPOCHS, "each has answered"
 
 
+def test_message_has_it_look_at_once_and_it_still_ends_at_once(
+    trained: Trained, folder: Path, redis_port: int
+) -> None:
+    client, url = redis.Redis(port=redis_port), f"redis://127.0.0.1:{redis_port}/models"
+    with served(folder, "--reload-every", "3600", "--notify", url) as serving:
+        wait_until(lambda: client.pubsub_numsub("models")[0][1] == 1, LIMIT_S)
+        for epoch in (2, 3):
+            trained.publish(epoch, folder)
+            client.publish("models", "../../a path of nobody's")
+            serving.wait_for(f"epoch-{epoch}", 0)
+        start = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait(LIMIT_S) == 0
+    assert time.monotonic() - start < LIMIT_S / 4
+    assert not [line for line in serving.log if "WARNING" in line or "ERROR" in line]
+
+
 def test_certificates_and_refusals_of_addresses(folder: Path, tmp_path: Path) -> None:
     done = ended(PS_SERVE, folder, "--http", "0.0.0.0:0")
     assert (done.returncode, "is reachable from other machines" in done.stderr) == (2, True)
@@ -283,6 +302,7 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
     [
         (["--http", "", "--grpc", ""], "are both empty: give at least one address"),
         (["--name", "a/b"], "--name is 'a/b'"),
+        (["--notify", "kafka://b/c"], "kafka://b/c is no channel"),
         (["--http", "somewhere"], "--http is 'somewhere', expected [HOST:]PORT"),
         (["--grpc", "foo:bar"], "--grpc is 'foo:bar', expected [HOST:]PORT"),
         (["--metrics", "foo:bar"], "CTR_PS_METRICS or --metrics is 'foo:bar'"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.training_job import publishing
 from ctr_ps.ps_worker.run.training_job.publishing import RowSample, why_held
+from tests.support.processes import free_port
 from tests.support.streams import MemorySource
 from tests.support.training import job_of, random_batches, train_together
 
@@ -474,6 +476,36 @@ def test_held_passes_can_be_published_until_two_more_have_ended(tmp_path: Path) 
     assert "epoch-2" not in ends
 
 
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_channel_is_told_of_each_checkpoint_that_readers_may_take(
+    is_gated: bool, tmp_path: Path, redis_port: int
+) -> None:
+    windows = [window_of(number, is_flipped=number == 3) for number in range(1, 4)]
+    with redis.Redis(port=redis_port).pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe(f"told-{is_gated}")
+        listener.get_message(timeout=10)
+        url = f"redis://127.0.0.1:{redis_port}/told-{is_gated}"
+
+        run_of(tmp_path, windows, *(GATE if is_gated else ()), f"publish.notify={url}")
+
+        told = []
+        while message := listener.get_message(timeout=1):
+            told.append(message["data"].decode())
+    assert told == (["epoch-1", "epoch-2"] if is_gated else ["epoch-1", "epoch-2", "epoch-3"])
+
+
+def test_channel_that_is_none_or_away_costs_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(JobError, match=r"publish\.notify: .*is no channel"):
+        run_of(tmp_path, [window_of(1)], "publish.notify=kafka://broker/clicks")
+    assert not any((tmp_path / "saved").iterdir())
+    with free_port() as port:
+        run_of(tmp_path, [window_of(1)], f"publish.notify=redis://127.0.0.1:{port}/told")
+    assert "readers are not told of checkpoint=epoch-1" in caplog.text
+    assert Predictor.load(tmp_path / "saved").url.endswith("epoch-1")
+
+
 def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
     windows = [window_of(1), window_of(2)]
     run_of(tmp_path, windows[:1], *GATE)
@@ -521,6 +553,10 @@ def test_served_model_that_cannot_be_read_holds(tmp_path: Path) -> None:
                 "publish.sample_rows=0",
             ],
             r"publish\.sample_rows.*set publish\.sample_rows above 0",
+        ),
+        (
+            ["publish.max_ne=0", "publish.notify=redis://host/channel"],
+            r"publish\.notify.*nothing is saved: set checkpoint\.dir",
         ),
         (
             [
