@@ -53,6 +53,7 @@ class StreamPosition:
     rows: int = 0  # of this worker in the pass
     before_ms: float | None = None  # end of the pass, in ms since 1970; None: that of the stream
     time_ms: int = 0  # of the newest row, in ms since 1970
+    is_idle: bool = False  # there was no row after it yet
     # positions in the partitions that were read since the position before; not in the JSON
     partitions: Mapping[str, str] = field(default_factory=dict)
 
@@ -178,7 +179,9 @@ class StreamData:
         `IDLE_PASS_S`.
         """
 
-        def yielded(pieces: Sequence[Batch]) -> tuple[Batch, StreamPosition]:
+        def yielded(
+            pieces: Sequence[Batch], *, is_idle: bool = False
+        ) -> tuple[Batch, StreamPosition]:
             nonlocal rows
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
@@ -186,7 +189,12 @@ class StreamData:
             self._owed = self._most_owed if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
-                epoch=epoch, rows=rows, before_ms=end, time_ms=self._told_ms, partitions=told
+                epoch=epoch,
+                rows=rows,
+                before_ms=end,
+                time_ms=self._told_ms,
+                is_idle=is_idle,
+                partitions=told,
             )
 
         if self._sent:
@@ -202,7 +210,7 @@ class StreamData:
                 if is_idle or self._is_at_end(before_ms):
                     break
                 if held or self._owed > 0 or self._on_idle():
-                    yield yielded(held)
+                    yield yielded(held, is_idle=True)
                     held, size = [], 0
                 continue
             if self._rows is None or not self._rows.left:
@@ -356,11 +364,15 @@ def position_of(progress: WorkerProgress | None) -> StreamPosition | None:
 
 
 def newest_ms(workers: Mapping[int, WorkerProgress]) -> int:
-    """Returns the time of the newest row of a stream that workers have trained on, in ms; 0: of none.
+    """Returns the time of the newest row that the worker furthest behind has trained on, in ms; 0: of none.
 
-    Raises DataError for a position that is none.
+    Of those that had more to read in the newest pass; if none had, of all the newest. Raises DataError for a
+    position that is none.
     """
-    return max((each.time_ms for each in _positions_of(workers)), default=0)
+    found = [each for each in _positions_of(workers) if each.time_ms]
+    newest = max((each.epoch for each in found), default=0)
+    behind = [each.time_ms for each in found if each.epoch == newest and not each.is_idle]
+    return min(behind) if behind else max((each.time_ms for each in found), default=0)
 
 
 def _positions_of(workers: Mapping[int, WorkerProgress]) -> list[StreamPosition]:

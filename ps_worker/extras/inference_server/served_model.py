@@ -58,8 +58,7 @@ class UnknownModelError(CtrPsError):
 class Current:
     """The model that answers: its version is the name of its checkpoint, its token that of the save.
 
-    `since` is when it was loaded, `newest_row` the time of the newest row of a stream that it was trained
-    on, in seconds since 1970; 0: of none.
+    `since` is when it was loaded, `newest_row` the time of `newest_ms`, in seconds since 1970; 0: of none.
     """
 
     predictor: Predictor
@@ -67,6 +66,11 @@ class Current:
     token: str
     newest_row: float = 0.0
     since: float = field(default_factory=time.time)
+
+    @property
+    def newest_row_age(self) -> float:
+        """Seconds since `newest_row`; 0 if it is ahead of this clock."""
+        return max(time.time() - self.newest_row, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,18 +303,18 @@ class RequestMetrics(Collector):
             "Time since the served model was loaded.",
             value=time.time() - model.current.since,
         )
-        if newest_s := model.current.newest_row:
+        if model.current.newest_row:
             yield GaugeMetricFamily(
                 "ctr_serve_newest_row_age_seconds",
-                "Time since the newest row of a stream that the served model was trained on.",
-                value=time.time() - newest_s,
+                "Age of the newest row that the worker furthest behind has brought to the served model.",
+                value=model.current.newest_row_age,
             )
 
     def status(self) -> Status:
         """Returns what the status page shows."""
         model, counts = self._model, self._model.counts
-        newest_s = model.current.newest_row
-        age = {"seconds since the newest row": round(time.time() - newest_s)} if newest_s else {}
+        age_s = round(model.current.newest_row_age)
+        age = {"seconds since the newest row": age_s} if model.current.newest_row else {}
         return Status(
             title=f"ps-serve {model.name}",
             figures={

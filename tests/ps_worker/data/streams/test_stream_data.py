@@ -418,7 +418,20 @@ def test_time_of_the_newest_row_stays_known_after_a_restart(stream: dict[str, An
         0: progress(end, {"clicks/0": "9"}),
         1: progress(replace(end, time_ms=6_000), {"clicks/1": "9"}),
     }
+    assert newest_ms(workers) == 5_090
+    workers[0] = progress(replace(end, is_idle=True), {"clicks/0": "9"})
     assert newest_ms(workers) == 6_000
+
+
+def test_position_says_whether_there_was_more_to_read(stream: dict[str, Any]) -> None:
+    stream["messages"] = {"clicks/0": clicks(100, 1, rows=1)}
+    found = []
+    for batch, position in data(options="", batch_size=10).batches(1):
+        found.append((batch.size, position.is_idle))
+        if position.is_idle:
+            break
+
+    assert found == [(10, False)] * 10 + [(0, True)]
 
 
 def test_a_worker_without_partitions_is_in_the_stream() -> None:

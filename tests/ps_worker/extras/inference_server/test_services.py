@@ -858,11 +858,28 @@ def test_page_and_metrics_show_each_figure_under_its_name(model: ServedModel) ->
     assert "ctr_serve_newest_row_age_seconds" not in {name for name, _ in samples}, "of files"
 
 
-def test_age_of_the_newest_row_is_that_of_the_worker_that_has_read_furthest(
-    model: ServedModel, trained: Trained, folder: Path
+@pytest.mark.parametrize(
+    ("workers", "age"),
+    [
+        # (age in seconds, pass, whether it had no more to read)
+        ([(90, 2, False), (40, 2, False)], 90),
+        ([(90, 2, True), (40, 2, False)], 40),
+        ([(90, 1, False), (40, 2, False)], 40),
+        ([(90, 2, False), (40, 2, True)], 90),
+        ([(90, 2, True), (40, 1, True)], 40),
+        ([(90, 2, True), (10_000_000, 2, False), (40, 2, True)], 10_000_000),
+        ([(-60, 1, False)], 0),
+    ],
+)
+def test_age_of_the_newest_row_is_that_of_the_worker_furthest_behind(
+    workers: list[tuple[int, int, bool]],
+    age: int,
+    model: ServedModel,
+    trained: Trained,
+    folder: Path,
 ) -> None:
+    """One without more to read is not behind, however old its last row is."""
     trained.publish(2, folder)
-    ages = {0: 90, 1: 40, 2: 1_000}
     now = time.time()
 
     def read_from_a_stream(document: dict[str, Any]) -> None:
@@ -871,24 +888,30 @@ def test_age_of_the_newest_row_is_that_of_the_worker_that_has_read_furthest(
             str(number): worker
             | {
                 "position": json.dumps(
-                    {"epoch": 1, "rows": 7, "before_ms": None, "time_ms": int(1000 * (now - age))}
+                    {
+                        "epoch": epoch,
+                        "rows": 7,
+                        "before_ms": None,
+                        "time_ms": int(1000 * (now - age)),
+                        "is_idle": is_idle,
+                    }
                 ),
                 "partitions": {f"clicks/{number}": "7"},
             }
-            for number, age in ages.items()
+            for number, (age, epoch, is_idle) in enumerate(workers)
         }
-        document["workers"]["3"] = worker  # which has no partition
+        document["workers"]["7"] = worker  # which has no partition
 
     alter_manifest(folder / "epoch-2", read_from_a_stream)
     metrics = RequestMetrics(model)
     assert model.reload()
 
     figures = {**metrics.status().figures}
-    (age,) = [
+    (found,) = [
         sample.value
         for family in metrics.collect()
         for sample in family.samples
         if sample.name == "ctr_serve_newest_row_age_seconds"
     ]
-    assert 40 <= age <= 40 + time.time() - now + 0.001
-    assert 40 <= figures["seconds since the newest row"] <= 41 + time.time() - now
+    assert age <= found <= age + time.time() - now + 0.001
+    assert age <= figures["seconds since the newest row"] <= age + 1 + time.time() - now
