@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from ctr_ps.ps_worker.extras.report.runs import EVALUATED, Point, RunRecords, mi
 Runs = Sequence[RunRecords]
 
 FEATURES_SHOWN = 30
+WINDOWS_SHOWN = 100  # of a run, the last
 
 _SPEED, _ROWS, _MIB = "examples a second", "rows", "MiB"
 _CALIBRATION = ("calibration", "calibration")
@@ -121,7 +123,7 @@ validation = partial(
     ),
     why_missing="no validation: set data.valid, and valid.every_steps for more than one in an epoch",
 )
-passes = partial(
+_figures_of_passes = partial(
     _curves,
     kind="pass",
     figures=[("log_loss", "log loss"), ("auc", "AUC"), _CALIBRATION],
@@ -131,6 +133,37 @@ passes = partial(
     ),
     why_missing="no pass has ended yet: report again later",
 )
+
+
+def passes(runs: Runs) -> Section:
+    """Returns charts by pass, and of a stream's also what was published, and the served model's figures."""
+    found = _figures_of_passes(runs)
+    return replace(found, cards=[*found.cards, *_windows(runs)])
+
+
+def _windows(runs: Runs) -> list[Card]:
+    figures = ("auc", "log_loss", "ne", "calibration")
+    cells: list[list[Cell]] = []
+    for run in runs:
+        judged = {each.get("epoch"): each for each in run.of_kind("publish")}
+        for each in run.of_kind("pass")[-WINDOWS_SHOWN:]:
+            gate = judged.get(each.get("epoch"), {})
+            published = "yes" if gate.get("is_published") else gate.get("reason")
+            if gate or each.get("until"):
+                own = {**each, "ne": each.get("normalized_entropy")}
+                cells.append(
+                    [run.name, each.get("epoch"), each.get("until"), each.get("examples")]
+                    + [own.get(key) for key in figures]
+                    + [published, gate.get("sample_ne"), gate.get("served")]
+                    + [gate.get(f"served_{key}") for key in figures]
+                )
+    headers = ["run", "pass", "until", "examples", "AUC", "log loss", "NE", "calibration"]
+    headers += ["published", "NE of sample", "served", "AUC", "log loss", "NE", "calibration"]
+    note = (
+        "NE: normalized entropy. The last columns are of the model that was served, on a sample of the pass; "
+        "without [publish] it was that of the pass before, whose figures are those of the pass."
+    )
+    return [Card(title="Stream", body=table(headers, cells), note=note)] if cells else []
 
 
 def _levels(runs: Runs, kind: str, y: str) -> list[tuple[str, float]]:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from math import inf
 from typing import Any
+
+from numpy import datetime64
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -37,6 +40,7 @@ class Pass:
     # whether training ends with it: all workers call it, once, at the end of the pass
     ends: Callable[[], bool]
     share: Callable[[Any], float | None] = lambda _: None
+    before_ms: float = inf  # of a window by time: its end, in ms since 1970
 
 
 class ReadShare:
@@ -148,6 +152,7 @@ class PassFigures:
     calibration: float  # predicted clicks over actual clicks; nan without clicks
     train_seconds: float  # waiting for the slowest included, without validations
     examples_per_s: float  # in these seconds
+    until: str | None = None  # time of messages at its end, ISO, UTC; None: not of a window by time
 
 
 def end_pass(run: Run, each: Pass) -> ClickMetrics:
@@ -174,11 +179,12 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
         calibration=metrics.calibration(),
         train_seconds=seconds,
         examples_per_s=metrics.examples / seconds if seconds > 0 else 0.0,
+        until=None if each.before_ms == inf else str(datetime64(int(each.before_ms // 1000), "s")),
     )
     if run.is_first and figures.examples:
-        text = "pass epoch=%d examples=%d examples/s=%.0f %s"
-        speed = figures.examples_per_s
-        logger.info(text, figures.epoch, figures.examples, speed, shown(metrics))
+        text, speed = "pass epoch=%d examples=%d examples/s=%.0f %s%s", figures.examples_per_s
+        until = f" until={figures.until}" if figures.until else ""
+        logger.info(text, figures.epoch, figures.examples, speed, shown(metrics), until)
         run.progress.warn_of_base_rate(metrics, f"the pass of epoch {each.number}")
     return figures
 

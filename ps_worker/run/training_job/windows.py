@@ -47,6 +47,7 @@ class Windows:
                 number=number,
                 batches=self._batches(number, before_ms),
                 ends=partial(self._is_last, number),
+                before_ms=before_ms,
             )
             number += 1
 

@@ -1,6 +1,7 @@
 """The page of a report: it says what the runs have measured, and it is whole, alone and safe to open."""
 
 import json
+import re
 import shutil
 import time
 from html.parser import HTMLParser
@@ -26,6 +27,7 @@ SECTIONS = [
     "staleness",
     "time-by-part-of-a-step",
 ]
+SERVED = ("auc", "log_loss", "ne", "calibration")
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -262,6 +264,46 @@ def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     page = Page((tmp_path / "page.html").read_text())
     assert page.sections == SECTIONS
     assert "No lines of training" in page.texts["training"]
+
+
+def test_passes_of_a_stream_stand_beside_the_served_model(tmp_path: Path) -> None:
+    figures = {"auc": 0.71, "log_loss": 0.41, "normalized_entropy": 0.81, "calibration": 1.01}
+    gate = {
+        f"served_{key}": each for key, each in zip(SERVED, (0.72, 0.42, 0.82, 1.02), strict=True)
+    }
+    passes = [
+        {
+            "kind": "pass",
+            "epoch": epoch,
+            "step": epoch,
+            "until": f"2026-11-08T10:{epoch}0:00",
+            **figures,
+        }
+        for epoch in (1, 2, 3)
+    ]
+    held = {
+        "kind": "publish",
+        "epoch": 2,
+        "step": 2,
+        "is_published": False,
+        "reason": "it is <bad>",
+    }
+    taken = {"kind": "publish", "epoch": 3, "step": 3, "is_published": True, "served": "epoch-1"}
+    write_metrics(tmp_path, *passes, held, {**taken, **gate, "sample_ne": 0.83})
+    output = tmp_path / "report.html"
+
+    report([tmp_path], output, importance_rows=0)
+
+    section = Page(output.read_text()).texts["progressive-validation"].split("Stream")[1]
+    assert "2026-11-08T10:10:00" in section
+    assert re.search(
+        r"10:20:00.*it is <bad>.*10:30:00.*yes0\.83epoch-10\.720\.420\.821\.02", section
+    )
+    assert section.count("0.71") == 3
+
+
+def test_stream_has_no_place_in_the_report_of_files(page: Page) -> None:
+    assert "NE of sample" not in page.texts["progressive-validation"]
 
 
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

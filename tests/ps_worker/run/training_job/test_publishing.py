@@ -17,6 +17,7 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -370,17 +371,28 @@ def test_figures_are_of_all_workers_and_the_sample_of_the_first(
 ) -> None:
     windows = [window_of(1), window_of(2)]
 
-    lines = run_of(tmp_path, windows, *GATE, num_workers=2)
+    keep = ("publish.max_ne=0.9", "checkpoint.keep_last=9")
+    lines = run_of(tmp_path, windows, *keep, num_workers=2)
 
     records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     passes = [record for record in records if record["kind"] == "pass"]
     assert [each["examples"] for each in passes] == [ROWS, ROWS]
+    assert [each["until"] for each in passes] == ["1970-01-01T00:00:10", "1970-01-01T00:00:20"]
     assert len(reader.seen) == 2
     loss = passes[0]["log_loss"]
     too_low = f"publish.max_log_loss={loss - 1e-9}"
     held = run_of(tmp_path / "again", windows[:1], too_low, num_workers=2)
     assert f"it has a log loss of {loss:.5f}, expected" in held[0]["reason"]
     assert [line["sample_rows"] for line in lines] == [0, ROWS // 2]
+    # The served model, asked as a reader asks it, of the rows of worker 0.
+    rows = [json.loads(value) for _, value in windows[1][::2]]
+    asked = [(0, [], [[row["user"]], [row["item"]]]) for row in rows]
+    labels = np.float32([row["click"] for row in rows])
+    predicted = Predictor.load(tmp_path / "saved/epoch-1").predict_samples(asked)
+    assert lines[1]["served_log_loss"] == pytest.approx(log_loss(labels, predicted), rel=1e-5)
+    assert lines[1]["served_auc"] == pytest.approx(roc_auc_score(labels, predicted), abs=1e-3)
+    assert lines[1]["served_calibration"] == pytest.approx(predicted.sum() / labels.sum(), rel=1e-5)
+    assert lines[1]["sample_log_loss"] < lines[1]["served_log_loss"], "it goes on learning"
 
 
 @pytest.mark.parametrize(
