@@ -50,9 +50,7 @@ MOST_REMOVED = 5
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 """A file beside the data of a save that is its manifest, or an unfinished one."""
-_UNFINISHED = re.compile(
-    r"(?:LATEST|BEST|PUBLISHED|PUBLISHING|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)"
-)
+_UNFINISHED = re.compile(r"(?:LATEST|BEST|PUBLISH\w+|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -164,26 +162,18 @@ def read_manifest(target: Folder) -> Manifest:
 
 
 def write_latest(
-    root: str | Path,
-    name: str,
-    before: str | None = None,
-    *,
-    is_gated: bool = False,
-    passes: bool = False,
+    root: str | Path, name: str, before: str | None = None, *, is_gated: bool = False
 ) -> None:
     """Makes `name` the latest of the checkpoints in `root`; CheckpointError if it is none, or not the newest.
 
-    Readers take it unless `is_gated`; if it `passes` the gate, once `write_best` or, after a crash,
-    `begin_gate` says so. `before` is `latest_in(root)` at the start of the run: if LATEST has changed since,
-    it is of this run, and is replaced only by one of at least its version. None: by any.
+    Readers take it unless `is_gated`. `before` is `latest_in(root)` at the start of the run: if LATEST has
+    changed since, it is of this run, and is replaced only by one of at least its version. None: by any.
     """
     folder = folder_at(root)
     if before is not None:
         _require_newest(folder, name, before)
     if not is_gated and folder.has(PUBLISHED):
         folder.remove_file(PUBLISHED)
-    if passes:
-        folder.put(PUBLISHING, f"{name}\n".encode())
     _write_name(folder, LATEST, name, "latest")
 
 
@@ -224,16 +214,16 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
 
 
 def write_best(root: str | Path, name: str, file: str = BEST) -> None:
-    """Makes `name` the best (or PUBLISHED) of the checkpoints in `root`; CheckpointError if it is none."""
+    """Has BEST (or PUBLISHED, PUBLISHING) name a checkpoint in `root`; CheckpointError if it is none."""
     _write_name(folder_at(root), file, name, file.lower())
     if file == PUBLISHED:
         folder_at(root).remove_file(PUBLISHING)
 
 
 def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
-    """Has readers of `root` take what they do now until one passes the gate; nothing if it is saved again.
+    """Has readers of `root` take what they do now, or what passed before a crash, until one passes the gate.
 
-    What passed before a crash is published first.
+    Nothing if it is saved again.
     """
     folder, pending = folder_at(root), name_in(root, PUBLISHING)
     if pending and is_on and not is_fresh and pending == name_in(root, LATEST):
@@ -387,13 +377,11 @@ def _remove_data(target: Folder, *, keep: str) -> None:
             target.child(name).remove()
 
 
-def keep_last(
-    root: str | Path, number: int, own: Collection[str], kept: Collection[str] = ()
-) -> list[str]:
+def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
 
-    Never removes `kept`, those named by LATEST, BEST and PUBLISHED, those of kind inference, and the bases of
-    others; 0 keeps all. Returns the names of the removed ones.
+    Never removes those named by LATEST, BEST and PUBLISHED, those of kind inference, and the bases of others;
+    0 keeps all. Returns the names of the removed ones.
     """
     if not number:
         return []
@@ -403,8 +391,7 @@ def keep_last(
             _finish_removal(folder.child(name))
     manifests = manifests_in(root)
     candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
-    old = [name for name in candidates[:-number] if name not in kept]
-    return _remove(folder, old, manifests)
+    return _remove(folder, candidates[:-number], manifests)
 
 
 def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:

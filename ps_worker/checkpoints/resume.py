@@ -203,11 +203,12 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)
         if was != value:
-            raise job.error(
-                key,
-                f"it is {value!r}, but was {was!r} in the run in {run.url}, which read its data in another "
-                f"order, so it cannot be resumed: write {was!r}; or, {_fresh_from(run.url)}",
-            )
+            raise _other(job, key, value, was, run.url, "read its data in another order")
+
+
+def _other(job: Job, key: str, value: object, was: object, url: str, why: str) -> JobError:
+    fault = f"it is {value!r}, but was {was!r} in the run in {url}, which {why}, so it cannot be resumed"
+    return job.error(key, f"{fault}: write {was!r}; or, {_fresh_from(url)}")
 
 
 def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None:
@@ -232,11 +233,7 @@ def compare_settings(job: Job, checkpoint: Checkpoint, *, resumes: bool) -> None
     ):
         # A file of the user's may have moved.
         if resumes and PurePath(before).name != PurePath(after).name:
-            raise job.error(
-                key,
-                f"it is {after!r}, but {before!r} in the run in {checkpoint.url}, which learns something "
-                f"else, so it cannot be resumed: write {before!r}; or, {_fresh_from(checkpoint.url)}",
-            )
+            raise _other(job, key, after, before, checkpoint.url, "learns something else")
     groups = _COMPARED if resumes else ("model.", "train.delay")
     was, now = _settings(saved, groups), _settings(job, groups)
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]

@@ -24,8 +24,7 @@ from ctr_ps.ps_worker.job.sections import CheckpointSection
 _NAME_OF_RUN = re.compile(r"epoch-[0-9]+|step-[0-9]+(-[0-9]+)?")
 
 KEPT_PASSES = 2
-"""Ends of passes that a run with a gate keeps, however many checkpoints come within the next, so that a
-person can publish what was held."""
+"""With a gate these stay, so that a person can publish what was held."""
 
 
 def name_after_epoch(epoch: int) -> str:
@@ -78,12 +77,11 @@ class Keeper:
         settings: CheckpointSection,
         own: Collection[str],
         overwritten: Collection[str] = (),
-        *,
         passes: int = 0,
     ) -> None:
         """Takes the names of the run's own checkpoints, oldest first, and of an earlier one's to overwrite.
 
-        Of the newest `passes` passes, the last checkpoints are kept however many come after them.
+        The ends of the newest `passes` passes are kept, however many come after them.
         """
         self._settings = settings
         self._own = dict.fromkeys(own)
@@ -101,10 +99,10 @@ class Keeper:
         overwritten, self._overwritten = self._overwritten - self._own.keys(), set()
         if overwritten:
             remove_checkpoints(self._settings.dir, overwritten - {self._started_from})
-        candidates = self._own.keys() - {self._started_from}
         ends = [each for each in self._own if each.startswith("epoch-")]
-        kept = ends[-self._passes :] if self._passes else ()
-        for each in keep_last(self._settings.dir, self._settings.keep_last, candidates, kept):
+        kept = {self._started_from, *ends[len(ends) - self._passes :]}
+        old = self._own.keys() - kept
+        for each in keep_last(self._settings.dir, self._settings.keep_last, old):
             del self._own[each]
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ctr_ps.protos.errors import SnapshotLostError, UnknownChangesError
 from ctr_ps.protos.store import Checkpoints, SaveRequest
-from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING
 from ctr_ps.ps_server.checkpoint.publish import latest_in, require_latest, write_best, write_latest
 from ctr_ps.ps_server.checkpoint.storage.folders import place_of
 from ctr_ps.ps_worker.checkpoints.retention import KEPT_PASSES, Keeper, name_at_step
@@ -98,7 +98,7 @@ class Saver:
         # called before a file that others rely on is replaced; raises if this process may not
         confirm: Callable[[], object] = lambda: None,
         # called with the name of each checkpoint that readers may take
-        on_published: Callable[[str], object] = lambda _: None,
+        on_published: Callable[[str], object] = str,
         clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
         self._store = store
@@ -194,9 +194,9 @@ class Saver:
             self._confirm()
             self._save(url, attachments, on_snapshot)
             self._confirm()
-            passes, is_gated = PUBLISHED in named, self._is_gated
-            folder, before = self._settings.dir, self._latest_before
-            write_latest(folder, name, before, is_gated=is_gated, passes=passes)
+            if PUBLISHED in named:
+                write_best(self._settings.dir, name, PUBLISHING)
+            write_latest(self._settings.dir, name, self._latest_before, is_gated=self._is_gated)
             self.latest = url
             # Once more: this process may have been paused for so long that another one is in its place.
             self._confirm()
@@ -204,7 +204,7 @@ class Saver:
             for file in named:
                 write_best(self._settings.dir, name, file)
                 logger.info("%s names checkpoint=%s", file, url)
-            if passes or not is_gated:
+            if PUBLISHED in named or not self._is_gated:
                 self._on_published(name)
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)

@@ -173,24 +173,22 @@ class Job(Section):
         if self.publish.is_gated and self.valid.final_model == "best":
             faults["final_model"] = "but [publish] says what is published: leave it at 'last'"
         self.valid.refuse_without_use(faults, "valid")
-        why = self._why_no_gate()
-        used = [each for each in type(self.publish).model_fields if each != "notify"] if why else []
-        reasons = dict.fromkeys(self.publish.non_default(*used), why)
-        if self.publish.notify and not self.checkpoint.dir:
+        gate, has_places = self.publish, self.data.stream and self.checkpoint.dir
+        needed = {
+            "a gate needs a stream, checkpoints and a limit: set data.stream, checkpoint.dir": (
+                gate.is_gated and has_places
+            ),
+            "passes are judged, and there is one without an end: set data.pass_every": self.data.pass_every,
+            "no pass ends with a checkpoint: set checkpoint.every_epochs = 1": self.checkpoint.every_epochs,
+            "a margin compares rows: set sample_rows above 0": gate.sample_rows or not gate.margin,
+        }
+        why = next((f"but {need}" for need, has in needed.items() if not has), "")
+        used = [each for each in type(gate).model_fields if each != "notify"] if why else []
+        reasons = dict.fromkeys(gate.non_default(*used), why)
+        if gate.notify and not self.checkpoint.dir:
             reasons["notify"] = "but nothing is saved: set checkpoint.dir"
-        self.publish.refuse_without_use(reasons, "publish")
+        gate.refuse_without_use(reasons, "publish")
         return self
-
-    def _why_no_gate(self) -> str:
-        if not (self.publish.is_gated and self.data.stream and self.checkpoint.dir):
-            return "but a gate needs a stream, checkpoints and a limit: set data.stream, checkpoint.dir"
-        if not self.data.pass_every:
-            return "but passes are judged, and there is one without an end: set data.pass_every"
-        if not self.checkpoint.every_epochs:
-            return "but no pass ends with a checkpoint: set checkpoint.every_epochs = 1"
-        if self.publish.margin and not self.publish.sample_rows:
-            return "but publish.margin compares rows of a sample: set publish.sample_rows above 0"
-        return ""
 
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""

@@ -181,11 +181,7 @@ def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
     for name, value in IGNORED.items():
         if words.get(name, value) != value:
             logger.warning(
-                "%s.%s is %r, ignored: workers always use %r",
-                table,
-                name,
-                words[name],
-                value,
+                "%s.%s is %r, ignored: workers always use %r", table, name, words[name], value
             )
     return {name: value for name, value in words.items() if name not in IGNORED}
 

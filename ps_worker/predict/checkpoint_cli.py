@@ -122,8 +122,7 @@ def publish(
 
 @app.command()
 def compact(
-    url: Url,
-    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
+    url: Url, to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")]
 ) -> None:
     """Rewrite a delta and its chain as one full checkpoint."""
     compact_checkpoint(Checkpoint.open(url), to)

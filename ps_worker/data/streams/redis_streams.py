@@ -26,7 +26,10 @@ class RedisSource:
         """Connects; raises DataError if the server does not answer, or a key is no stream."""
         self._url = url
         self._keys = url.name.split(",")
-        options = options_of(url)
+        options: dict[str, Any] = {
+            key: int(value) if value.isdecimal() and "password" not in key else value
+            for key, value in url.options.items()
+        }
         self._field = str(options.pop("field", "value")).encode()
         db = options.pop("db", 0)
         self.at_end: set[str] = set()
@@ -165,14 +168,6 @@ class RedisSource:
             return getattr(self._redis, call)(*args, **options)
         except redis.RedisError as error:
             raise DataError(f"{self._url}: {error}") from error
-
-
-def options_of(url: StreamUrl) -> dict[str, Any]:
-    """Returns the options of a URL for the client, numbers as such."""
-    return {
-        key: int(value) if value.isdecimal() and "password" not in key else value
-        for key, value in url.options.items()
-    }
 
 
 def _numbers(offset: str) -> tuple[int, int]:

@@ -179,9 +179,7 @@ class StreamData:
         `IDLE_PASS_S`.
         """
 
-        def yielded(
-            pieces: Sequence[Batch], *, is_idle: bool = False
-        ) -> tuple[Batch, StreamPosition]:
+        def yielded(pieces: Sequence[Batch]) -> tuple[Batch, StreamPosition]:
             nonlocal rows
             rows += sum(piece.size for piece in pieces)
             told, self._untold = self._untold, {}
@@ -189,12 +187,7 @@ class StreamData:
             self._owed = self._most_owed if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
             return batch, StreamPosition(
-                epoch=epoch,
-                rows=rows,
-                before_ms=end,
-                time_ms=self._told_ms,
-                is_idle=is_idle,
-                partitions=told,
+                epoch=epoch, rows=rows, before_ms=end, time_ms=self._told_ms, partitions=told
             )
 
         if self._sent:
@@ -210,7 +203,8 @@ class StreamData:
                 if is_idle or self._is_at_end(before_ms):
                     break
                 if held or self._owed > 0 or self._on_idle():
-                    yield yielded(held, is_idle=True)
+                    batch, position = yielded(held)
+                    yield batch, replace(position, is_idle=True)
                     held, size = [], 0
                 continue
             if self._rows is None or not self._rows.left:

@@ -81,23 +81,17 @@ def serve(
         float, typer.Option(min=0, help="Seconds between checks for a newer checkpoint; 0: never.")
     ] = 10.0,
     notify: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            help="Channel that tells of a newer checkpoint, publish.notify of the job: redis://HOST:6379/NAME.",
-        ),
+        str, typer.Option(metavar="URL", help="Channel of publish.notify: redis://HOST:6379/NAME.")
     ] = "",
     max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
     threads: Annotated[
         int, typer.Option(min=0, help="Prediction threads; 0: one per processor.")
     ] = 0,
     verify: Annotated[
-        bool,
-        typer.Option(help="Verify all checksums of a checkpoint before serving it."),
+        bool, typer.Option(help="Verify all checksums of a checkpoint before serving it.")
     ] = True,
     allow_code: Annotated[
-        bool,
-        typer.Option("--allow-code", help="Run code named by a checkpoint: a model's file."),
+        bool, typer.Option("--allow-code", help="Run code named by a checkpoint: a model's file.")
     ] = False,
     maps: Annotated[
         bool,

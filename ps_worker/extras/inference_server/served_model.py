@@ -187,10 +187,7 @@ class ServedModel:
                 f"no output {sorted(unknown)}, the model has {[each.name for each in types]}"
             )
         samples = samples_of(
-            request.tensors,
-            predictor.schema,
-            max_rows=self._max_rows,
-            values=predictor.slot_values,
+            request.tensors, predictor.schema, max_rows=self._max_rows, values=predictor.slot_values
         )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T

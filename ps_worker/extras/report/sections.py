@@ -142,7 +142,7 @@ def passes(runs: Runs) -> Section:
 
 
 def _windows(runs: Runs) -> list[Card]:
-    figures = ("auc", "log_loss", "ne", "calibration")
+    figures = ("auc", "log_loss", "normalized_entropy", "calibration")
     cells: list[list[Cell]] = []
     for run in runs:
         judged = {each.get("epoch"): each for each in run.of_kind("publish")}
@@ -150,18 +150,18 @@ def _windows(runs: Runs) -> list[Card]:
             gate = judged.get(each.get("epoch"), {})
             published = "yes" if gate.get("is_published") else gate.get("reason")
             if gate or each.get("until"):
-                own = {**each, "ne": each.get("normalized_entropy")}
-                cells.append(
-                    [run.name, each.get("epoch"), each.get("until"), each.get("examples")]
-                    + [own.get(key) for key in figures]
-                    + [published, gate.get("sample_ne"), gate.get("served")]
-                    + [gate.get(f"served_{key}") for key in figures]
+                own = [each.get(key) for key in ("epoch", "until", "examples", *figures)]
+                of_sample = (
+                    "served",
+                    *(f"served_{key}" for key in figures),
+                    f"sample_{figures[2]}",
                 )
+                cells.append([run.name, *own, published, *map(gate.get, of_sample)])
     headers = ["run", "pass", "until", "examples", "AUC", "log loss", "NE", "calibration"]
-    headers += ["published", "NE of sample", "served", "AUC", "log loss", "NE", "calibration"]
+    headers += ["published", "served", "AUC", "log loss", "NE", "calibration", "NE of sample"]
     note = (
-        "NE: normalized entropy. The last columns are of the model that was served, on a sample of the pass; "
-        "without [publish] it was that of the pass before, whose figures are those of the pass."
+        "NE: normalized entropy. The second figures are of the served model, on a sample of the pass, where "
+        "the trained one has the last. Without [publish] the first ones are those of what was served."
     )
     return [Card(title="Stream", body=table(headers, cells), note=note)] if cells else []
 

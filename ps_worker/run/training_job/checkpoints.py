@@ -29,11 +29,7 @@ from ctr_ps.ps_worker.checkpoints.retention import (
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.datasets import (
-    digest_of_files,
-    order_of_data,
-    values_of_job,
-)
+from ctr_ps.ps_worker.job.datasets import digest_of_files, order_of_data, values_of_job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
@@ -194,8 +190,7 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
     settings, step = job.checkpoint, run.progress.steps
     is_gated = job.publish.is_gated
     new = partial(Saver, run.store, settings, step=step, is_gated=is_gated, confirm=confirm)
-    if (channel := _channel_of(job)) is not None:
-        new = partial(new, on_published=channel.tell)
+    new = partial(new, on_published=_on_published(job))
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
@@ -204,9 +199,9 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
     return new(latest=earlier.url, own=checkpoints_of_runs(settings.dir))
 
 
-def _channel_of(job: Job) -> Channel | None:
+def _on_published(job: Job) -> Callable[[str], object]:
     with job.errors("publish.notify", UsageError):
-        return Channel(job.publish.notify) if job.publish.notify else None
+        return Channel(job.publish.notify).tell if job.publish.notify else str
 
 
 def start_of(
@@ -225,7 +220,7 @@ def start_of(
     if not run.is_first:
         return Start(files=files, claim=claim)
     job = plan.job
-    _ = _channel_of(job)
+    _ = _on_published(job)
     _require_folder(job, run)
     signature = plan.signatures["data.train"]
     earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)

@@ -26,6 +26,8 @@ from ctr_ps.ps_worker.run.run import Run
 
 logger = logging.getLogger(__name__)
 
+_DIGITS = {"auc": 4, "log_loss": 5, "base_log_loss": 5, "normalized_entropy": 4, "calibration": 3}
+
 Positioned = Batch | tuple[Batch, Position]
 """A batch, with the position behind it where the data has an order."""
 
@@ -189,10 +191,12 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
     return figures
 
 
+def quality(metrics: ClickMetrics) -> dict[str, float]:
+    """Returns the figures of a pass by name."""
+    return {name: getattr(metrics, name)() for name in _DIGITS}
+
+
 def shown(metrics: ClickMetrics) -> str:
-    """Returns the figures of a line of the log."""
-    return (
-        f"auc={metrics.auc():.4f} log_loss={metrics.log_loss():.5f} "
-        f"base_log_loss={metrics.base_log_loss():.5f} "
-        f"normalized_entropy={metrics.normalized_entropy():.4f} calibration={metrics.calibration():.3f}"
-    )
+    """Returns the figures of a pass for a line of the log."""
+    found = quality(metrics)
+    return " ".join(f"{name}={value:.{_DIGITS[name]}f}" for name, value in found.items())

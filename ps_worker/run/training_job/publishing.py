@@ -25,7 +25,7 @@ from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter
-from ctr_ps.ps_worker.run.training_job.passes import shown
+from ctr_ps.ps_worker.run.training_job.passes import quality, shown
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,8 @@ def why_held(limits: PublishSection, window: ClickMetrics | None, both: Both | N
             "partition of the stream that has messages, or leave out the margin"
         )
     max_ne = limits.max_ne or float(bool(limits.margin) and not both)
-    for what, metrics in {
-        "it": window,
-        **({"the served model": compared[1]} if compared else {}),
-    }.items():
+    judged = {"it": window} | ({"the served model": compared[1]} if compared else {})
+    for what, metrics in judged.items():
         for figure, value, limit in (
             ("log loss", metrics.log_loss(), limits.max_log_loss),
             ("normalized entropy", metrics.normalized_entropy(), max_ne),
@@ -109,24 +107,21 @@ class Gate:
         has_rows = self.window is None or self.window.examples
         if progress.held is None or self._run.is_repeating or not has_rows:
             return False
-        reason, has_margin = "", self._limits.margin > 0
         try:
             served = name_in(self._folder, PUBLISHED)
-            both = self._both() if served and (has_margin or self._sample.kept) else None
+            both = self._both() if served and self._limits.sample_rows else None
+            reason = why_held(self._limits, self.window, both)
         except CtrPsError as error:
             reason = f"it cannot be compared with {served!r}, which is served: {error}"
-            if not has_margin:
+            if not self._limits.margin:
                 logger.warning("checkpoint=%s: %s", name, reason)
-        if not (reason and has_margin):
-            reason = why_held(self._limits, self.window, both)
+                reason = why_held(self._limits, self.window, None)
         progress.held = progress.held + 1 if reason else 0
         live, other = both or (ClickMetrics(), ClickMetrics())
         figures: dict[str, object] = {"is_published": not reason, "reason": reason}
         figures |= {"served": served, "sample_rows": live.examples}
         for which, each in (("sample", live), ("served", other)):
-            figures |= {f"{which}_ne": each.normalized_entropy(), f"{which}_auc": each.auc()}
-            figures |= {f"{which}_log_loss": each.log_loss()}
-            figures |= {f"{which}_calibration": each.calibration()}
+            figures |= {f"{which}_{key}": value for key, value in quality(each).items()}
         self._metrics.write("publish", figures)
         if live.examples:
             text = "of %d rows before training checkpoint=%s %s; served=%s %s"
@@ -141,12 +136,8 @@ class Gate:
 
     def _both(self) -> Both:
         """Returns the metrics on the sample, also of the served model, whose files are mapped meanwhile."""
-        checkpoint = Checkpoint.open(f"{self._folder}/{PUBLISHED}")
-        batches, reader = (
-            (batch for batch, _ in self._sample.kept),
-            SavedStore(SavedModel(checkpoint, maps=True)),
-        )
-        found = list[Values]()
+        reader = SavedStore(SavedModel(Checkpoint.open(f"{self._folder}/{PUBLISHED}"), maps=True))
+        batches, found = (batch for batch, _ in self._sample.kept), list[Values]()
         self._run.evaluate(batches, on_predictions=lambda p: found.append(p.copy()), reader=reader)
         live, served, share = ClickMetrics(), ClickMetrics(), math.exp(-self._job.data.logit_offset)
         is_plain = self._job.train.delay == "none"

@@ -35,12 +35,7 @@ from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from ctr_ps.ps_worker.training.evaluation.base_rate import warning_of_test
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
-from ctr_ps.ps_worker.training.evaluation.evaluator import (
-    Figures,
-    SavedStore,
-    figures,
-    json_value,
-)
+from ctr_ps.ps_worker.training.evaluation.evaluator import Figures, SavedStore, figures, json_value
 
 logger = logging.getLogger(__name__)
 

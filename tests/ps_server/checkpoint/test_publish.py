@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, manifest_to_json
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING, manifest_to_json
 from ctr_ps.ps_server.checkpoint.publish import (
     begin_gate,
     best_in,
@@ -419,11 +419,13 @@ def test_what_passed_before_a_crash_is_published_at_the_next_start(
 ) -> None:
     """But not what was not the latest yet, and not once a person has published another one."""
     OLD.save(tmp_path / "epoch-1")
-    write_latest(tmp_path, "epoch-1", is_gated=True, passes=True)
+    write_best(tmp_path, "epoch-1", PUBLISHING)
+    write_latest(tmp_path, "epoch-1", is_gated=True)
     write_best(tmp_path, "epoch-1", PUBLISHED)
     assert not (tmp_path / "PUBLISHING").exists()
     NEW.save(tmp_path / "epoch-2")
-    write_latest(tmp_path, "epoch-2", is_gated=True, passes=True)
+    write_best(tmp_path, "epoch-2", PUBLISHING)
+    write_latest(tmp_path, "epoch-2", is_gated=True)
     assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
     if of_crash == "PUBLISHED":
         (tmp_path / "PUBLISHED").write_text("epoch-2\n")

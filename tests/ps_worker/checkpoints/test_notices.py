@@ -26,13 +26,13 @@ async def told_while(
     channel: Channel, tell: Callable[[], object], limit_s: float = LIMIT_S
 ) -> float:
     """Returns the seconds until a channel tells of what happens 0.2 s after it has connected."""
-    if channel._subscription is None:
+    if not channel._listener.subscribed:
         await channel.wait(LIMIT_S)
     start = time.monotonic()
     later = asyncio.get_running_loop().call_later(0.2, tell)
     await channel.wait(limit_s)
     later.cancel()
-    await channel.close()
+    await channel._listener.aclose()
     return time.monotonic() - start
 
 
@@ -63,7 +63,7 @@ def test_flood_ends_no_more_than_ten_waits_a_second(redis_port: int) -> None:
         while time.monotonic() < end:
             await channel.wait(LIMIT_S)
             found += 1
-        await channel.close()
+        await channel._listener.aclose()
         return found
 
     assert 1 <= asyncio.run(waits()) <= 11
@@ -105,7 +105,7 @@ def test_server_that_is_away_is_a_warning_within_seconds(
         assert seconds_of(lambda: channel.tell("epoch-1")) < 10
 
     assert (
-        f"readers are not told of checkpoint=epoch-1 by redis://127.0.0.1:{port}/told"
+        f"readers hear nothing of checkpoint=epoch-1 by redis://127.0.0.1:{port}/told"
         in caplog.text
     )
     assert "in-no-log" not in caplog.text

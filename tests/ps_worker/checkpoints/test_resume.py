@@ -261,7 +261,7 @@ def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_pa
     killed_in_the_middle(clicks, folder, f"model.name={tmp_path}/models.py:One")
 
     with pytest.raises(
-        JobError, match=r"model\.name: it is '.*:Other', but '.*:One' in the run in"
+        JobError, match=r"model\.name: it is '.*:Other', but was '.*:One' in the run in"
     ):
         run_first(job_of(clicks, folder, f"model.name={tmp_path}/models.py:Other"))
     moved = tmp_path / "moved"
@@ -274,7 +274,8 @@ def test_run_that_learns_other_labels_is_refused(clicks: Path, tmp_path: Path) -
     killed_in_the_middle(clicks, tmp_path)
 
     with pytest.raises(
-        JobError, match=r"train\.delay: it is 'fnw', but 'none' in the run in .*write 'none'; or"
+        JobError,
+        match=r"train\.delay: it is 'fnw', but was 'none' in the run in .*write 'none'; or",
     ):
         run_first(job_of(clicks, tmp_path, "train.delay=fnw"))
 

@@ -27,7 +27,7 @@ SECTIONS = [
     "staleness",
     "time-by-part-of-a-step",
 ]
-SERVED = ("auc", "log_loss", "ne", "calibration")
+SERVED = ("auc", "log_loss", "normalized_entropy", "calibration")
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -289,7 +289,7 @@ def test_passes_of_a_stream_stand_beside_the_served_model(tmp_path: Path) -> Non
         "reason": "it is <bad>",
     }
     taken = {"kind": "publish", "epoch": 3, "step": 3, "is_published": True, "served": "epoch-1"}
-    write_metrics(tmp_path, *passes, held, {**taken, **gate, "sample_ne": 0.83})
+    write_metrics(tmp_path, *passes, held, {**taken, **gate, "sample_normalized_entropy": 0.83})
     output = tmp_path / "report.html"
 
     report([tmp_path], output, importance_rows=0)
@@ -297,7 +297,7 @@ def test_passes_of_a_stream_stand_beside_the_served_model(tmp_path: Path) -> Non
     section = Page(output.read_text()).texts["progressive-validation"].split("Stream")[1]
     assert "2026-11-08T10:10:00" in section
     assert re.search(
-        r"10:20:00.*it is <bad>.*10:30:00.*yes0\.83epoch-10\.720\.420\.821\.02", section
+        r"10:20:00.*it is <bad>.*10:30:00.*yesepoch-10\.720\.420\.821\.020\.83", section
     )
     assert section.count("0.71") == 3
 
