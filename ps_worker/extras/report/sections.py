@@ -151,12 +151,9 @@ def _windows(runs: Runs) -> list[Card]:
             published = "yes" if gate.get("is_published") else gate.get("reason")
             if gate or each.get("until"):
                 own = [each.get(key) for key in ("epoch", "until", "examples", *figures)]
-                of_sample = (
-                    "served",
-                    *(f"served_{key}" for key in figures),
-                    f"sample_{figures[2]}",
-                )
-                cells.append([run.name, *own, published, *map(gate.get, of_sample)])
+                served = [gate.get("served"), *(gate.get(f"served_{key}") for key in figures)]
+                live = gate.get("sample_normalized_entropy")
+                cells.append([run.name, *own, published, *served, live])
     headers = ["run", "pass", "until", "examples", "AUC", "log loss", "NE", "calibration"]
     headers += ["published", "served", "AUC", "log loss", "NE", "calibration", "NE of sample"]
     note = (

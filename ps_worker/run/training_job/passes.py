@@ -197,6 +197,5 @@ def quality(metrics: ClickMetrics) -> dict[str, float]:
 
 
 def shown(metrics: ClickMetrics) -> str:
-    """Returns the figures of a pass for a line of the log."""
-    found = quality(metrics)
-    return " ".join(f"{name}={value:.{_DIGITS[name]}f}" for name, value in found.items())
+    """Returns these figures for a line of the log."""
+    return " ".join(f"{key}={each:.{_DIGITS[key]}f}" for key, each in quality(metrics).items())
