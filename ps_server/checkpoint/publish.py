@@ -389,19 +389,14 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     for name in folder.folders():
         if name in own:
             _finish_removal(folder.child(name))
-    manifests = manifests_in(root)
-    candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
-    return _remove(folder, candidates[:-number], manifests)
+    return remove_checkpoints(root, own, keep=number)
 
 
-def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
-    """Removes checkpoints, except those that `keep_last` never removes; returns their names."""
-    manifests = manifests_in(root)
+def remove_checkpoints(root: str | Path, names: Collection[str], *, keep: int = 0) -> list[str]:
+    """Removes all but the newest `keep`, and those that `keep_last` never removes; returns their names."""
+    folder, manifests = folder_at(root), manifests_in(root)
     old = [name for name in manifests if name in names and manifests[name].kind != "inference"]
-    return _remove(folder_at(root), old, manifests)
-
-
-def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
+    old = old[: max(len(old) - keep, 0)]
     named = [_named_by(folder, file) for file in (LATEST, BEST, PUBLISHED) if folder.has(file)]
     kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
     removed = [name for name in manifests if name in old and name not in kept]

@@ -30,15 +30,19 @@ class Channel:
         self._url = url = stream_url(text)
         if url.kind not in ("redis", "rediss"):
             raise UsageError(f"{url} is no channel, expected redis://host:6379/channel")
+        server = f"{url.kind}://{url.address}"
+        server += f"?{urlencode(url.options)}" if url.options else ""
         try:
             from redis import Redis, backoff, retry  # late: an extra
             from redis.asyncio import Redis as AsyncRedis
+
+            once = retry.Retry(backoff.NoBackoff(), 0)
+            self._client = Redis.from_url(server, retry=once, **_OPTIONS)
+            self._listener: Any = AsyncRedis.from_url(server, **_OPTIONS).pubsub()
         except ModuleNotFoundError as error:
             raise UsageError(f"{url} needs redis: pip install 'ctr-ps[redis]'") from error
-        server, once = f"{url.kind}://{url.address}", retry.Retry(backoff.NoBackoff(), 0)
-        server += f"?{urlencode(url.options)}" if url.options else ""
-        self._client = Redis.from_url(server, retry=once, **_OPTIONS)
-        self._listener: Any = AsyncRedis.from_url(server, **_OPTIONS).pubsub()
+        except ValueError as error:
+            raise UsageError(f"{url}: {error}") from error
 
     def tell(self, name: str) -> None:
         """Tells all who listen now the name of a checkpoint."""

@@ -117,6 +117,8 @@ def test_server_that_is_away_is_a_warning_within_seconds(
         ("kafka://broker:9092/clicks", "is no channel, expected redis://host:6379/channel"),
         ("http://host/clicks", "expected one of kafka"),
         ("redis://:secret@host:6379/clicks", "a password is saved with the job"),
+        ("redis://host:port/clicks", "redis://host:port/clicks: Port could not be cast"),
+        ("redis://host/clicks?db=one", "redis://host/clicks: .*db"),
         ("redis://:$NO_SUCH_NAME@host:6379/clicks", "the environment has no NO_SUCH_NAME"),
     ],
 )
