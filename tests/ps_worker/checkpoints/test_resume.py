@@ -270,16 +270,6 @@ def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_pa
     assert run(job_of(clicks, folder, f"model.name={moved}/models.py:One"))
 
 
-def test_run_that_learns_other_labels_is_refused(clicks: Path, tmp_path: Path) -> None:
-    killed_in_the_middle(clicks, tmp_path)
-
-    with pytest.raises(
-        JobError,
-        match=r"train\.delay: it is 'fnw', but was 'none' in the run in .*write 'none'; or",
-    ):
-        run_first(job_of(clicks, tmp_path, "train.delay=fnw"))
-
-
 def test_other_settings_than_those_of_the_run_are_named_in_one_line(
     clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

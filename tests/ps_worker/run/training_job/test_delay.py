@@ -191,19 +191,20 @@ def test_a_trainer_corrects_and_saves_a_model_that_is_given(few: Path, tmp_path:
     assert (Predictor.load(tmp_path / "model").predict(test) == clicks).all()
 
 
-def test_a_start_from_a_model_of_another_correction_is_told(
+def test_a_start_from_a_model_of_another_correction_is_told_and_a_resume_refused(
     few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train_alone(job_of(few, "few", "train.delay=fnc", f"checkpoint.dir={tmp_path}/model"))
     caplog.clear()
 
-    for load in ("load", "dir"):
-        path = f"checkpoint.{load}={tmp_path}/model"
-        resume = ["checkpoint.resume=true", "train.epochs=2"] if load == "dir" else []
-        train_alone(job_of(few, "few", path, *resume))
+    train_alone(job_of(few, "few", f"checkpoint.load={tmp_path}/model"))
 
     told = [text for text in caplog.messages if 'train.delay = "none", was "fnc"' in text]
-    assert [text.partition(" ")[0] for text in told] == ["starting", "resuming"]
+    assert [text.partition(" ")[0] for text in told] == ["starting"]
+    resume = [f"checkpoint.dir={tmp_path}/model", "checkpoint.resume=true", "train.epochs=2"]
+    fault = r"train\.delay: it is 'none', but was 'fnc' in the run in .*: write 'fnc'; or"
+    with pytest.raises(JobError, match=fault):
+        train_alone(job_of(few, "few", *resume))
 
 
 def test_workers_agree_on_the_correction(few: Path) -> None:
