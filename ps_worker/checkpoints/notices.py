@@ -34,11 +34,12 @@ class Channel:
         server += f"?{urlencode(url.options)}" if url.options else ""
         try:
             from redis import Redis, backoff, retry  # late: an extra
-            from redis.asyncio import Redis as AsyncRedis
+            from redis import asyncio as aio
 
-            once = retry.Retry(backoff.NoBackoff(), 0)
+            once, again = (each.Retry(backoff.NoBackoff(), 0) for each in (retry, aio.retry))
             self._client = Redis.from_url(server, retry=once, **_OPTIONS)
-            self._listener: Any = AsyncRedis.from_url(server, **_OPTIONS).pubsub()
+            # A connection that was lost is seen here: a message may have come meanwhile.
+            self._listener: Any = aio.Redis.from_url(server, retry=again, **_OPTIONS).pubsub()
         except ModuleNotFoundError as error:
             raise UsageError(f"{url} needs redis: pip install 'ctr-ps[redis]'") from error
         except ValueError as error:

@@ -95,6 +95,26 @@ def test_reader_connects_again_and_then_looks(
     asyncio.run(all_of_it())
 
 
+def test_reader_looks_after_a_connection_was_lost_for_a_moment(
+    redis_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was told in that moment, nobody has heard."""
+    monkeypatch.setattr("ctr_ps.ps_worker.checkpoints.notices._RETRY_S", 0.2)
+    client = redis.Redis(port=redis_port)
+
+    async def looks() -> float:
+        channel = Channel(f"redis://127.0.0.1:{redis_port}/moment")
+        await channel.wait(LIMIT_S)
+        start = time.monotonic()
+        client.client_kill_filter(_type="pubsub")
+        for _ in range(2):  # the loss, and the new connection
+            await channel.wait(LIMIT_S)
+        await channel._listener.aclose()
+        return time.monotonic() - start
+
+    assert asyncio.run(looks()) < 5
+
+
 def test_server_that_is_away_is_a_warning_within_seconds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
