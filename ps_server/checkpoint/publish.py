@@ -221,10 +221,7 @@ def write_best(root: str | Path, name: str, file: str = BEST) -> None:
 
 
 def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
-    """Has readers of `root` take what they do now, or what passed before a crash, until one passes the gate.
-
-    Nothing if it is saved again.
-    """
+    """Has readers take what they do now, or what passed before a crash; nothing if that is saved again."""
     folder, pending = folder_at(root), name_in(root, PUBLISHING)
     if pending and is_on and not is_fresh and pending == name_in(root, LATEST):
         write_best(root, pending, PUBLISHED)

@@ -79,10 +79,7 @@ class Keeper:
         overwritten: Collection[str] = (),
         passes: int = 0,
     ) -> None:
-        """Takes the names of the run's own checkpoints, oldest first, and of an earlier one's to overwrite.
-
-        The ends of the newest `passes` passes are kept, however many come after them.
-        """
+        """Takes the run's own names, oldest first, and those to overwrite; keeps the ends of `passes`."""
         self._settings = settings
         self._own = dict.fromkeys(own)
         self._passes = passes
