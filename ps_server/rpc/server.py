@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health
 
-from ctr_ps.protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
+from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryError
 from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import CALLS
@@ -117,21 +117,24 @@ class Server:
     async def start(self) -> int:
         """Binds and serves, or says until `recover` how far it has come; returns the port.
 
+        After an error no port is open, and the update log is free.
+
         Raises:
-            BindError: If the address cannot be bound.
+            BindError: If an address cannot be bound.
             UsageError: If a certificate cannot be used.
             LogError: If the update log is in use, or cannot be read.
         """
         if self._settings.update_log is not None:
             self._saved = read_log(self._settings.update_log)
         try:
+            self._open_metrics_port()
+            self._open_stream()
+            # Last: what is bound and not started, gRPC's `stop` does not free.
             port = bind(self._server, self._address, self._credentials)
-        except CtrPsError:
-            self._close_log()
+            await self._server.start()
+        except BaseException:
+            await self.stop()
             raise
-        self._open_metrics_port()
-        self._open_stream()
-        await self._server.start()
         if self._progress is None:
             self._serve()
         return port

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import (
     AbortedError,
+    BindError,
     CheckpointError,
     CtrPsError,
     DataError,
@@ -45,6 +47,7 @@ from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.watching.top import Servers
+from tests.support.processes import free_port
 from tests.support.stores import DEEP, NEWEST, joined, member, push_id, trained_chain
 
 FREE = "127.0.0.1:0"
@@ -341,6 +344,24 @@ async def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
     with pytest.raises(LogError, match="in use by process"):
         await second.start()
     await server.stop()
+
+
+async def test_server_whose_stream_cannot_be_bound_leaves_nothing_open(tmp_path):
+    with free_port() as port, free_port() as metrics:
+        pass
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        asked = settings(
+            stream_port=taken.getsockname()[1],
+            metrics=f"127.0.0.1:{metrics}",
+            update_log=str(tmp_path),
+        )
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(store.engine, asked, address=f"127.0.0.1:{port}")
+        with pytest.raises(BindError, match="for the stream: Address already in use"):
+            await server.start()
+    for each in (port, metrics):
+        socket.create_server(("127.0.0.1", each)).close()
+    read_log(str(tmp_path)).close()  # else: in use by this process
 
 
 async def test_call_in_flight_is_answered_when_a_server_stops():
