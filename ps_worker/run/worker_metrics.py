@@ -7,7 +7,7 @@ Loss, AUC and calibration are of predictions made before the examples were train
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,6 +19,9 @@ from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.meter import Progress
+
+NUM_PARTITIONS = 10
+"""Of a stream, on the page."""
 
 
 class WorkerMetrics(Collector):
@@ -93,6 +96,8 @@ def worker_status(run: Run) -> Status:
     progress, counts, recent = run.progress, run.progress.counts(), run.progress.recent()
     seconds = progress.times.totals()
     total_s = sum(seconds.values()) or math.nan
+    lag = progress.lag()
+    unread = {"messages not read": sum(lag.values())} if lag else {}
     return Status(
         title=f"ctr-ps worker {run.worker} of {run.num_workers}",
         figures={
@@ -103,19 +108,30 @@ def worker_status(run: Run) -> Status:
             "AUC, last batches": recent.auc(),
             "calibration, last batches": recent.calibration(),
             "calls retried": _retries_of(run)(),
+            **unread,
         },
         series=[
             Series(name="examples a second", value=counts.examples, kind="rate"),
             Series(name="log loss, last batches", value=recent.log_loss(), kind="value"),
             Series(name="AUC, last batches", value=recent.auc(), kind="value"),
+            *(Series(name=name, value=value, kind="value") for name, value in unread.items()),
         ],
         tables=[
             Table(
                 title="Time of steps",
                 columns=("part", "seconds of threads", "share"),
                 rows=[(part, value, value / total_s) for part, value in seconds.items()],
-            )
+            ),
+            *([_unread_table(lag)] if lag else []),
         ],
+    )
+
+
+def _unread_table(lag: Mapping[str, int]) -> Table:
+    return Table(
+        title="Messages not read, of the partitions with the most",
+        columns=("partition", "messages"),
+        rows=sorted(lag.items(), key=lambda each: -each[1])[:NUM_PARTITIONS],
     )
 
 

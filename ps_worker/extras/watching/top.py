@@ -33,6 +33,7 @@ from ctr_ps.protos.store import ServerStatus, StoreStatus, WorkerState, merge_st
 from ctr_ps.protos.wire.calls import GET_STATUS, SERVICE
 from ctr_ps.protos.wire.grpc_status import error_of
 from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
+from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 
 ANSWER_S = 1.0
 MIB = 2**20
@@ -175,7 +176,9 @@ def _save(store: StoreStatus) -> str:
 
 
 def _workers(status: StoreStatus) -> Table:
-    table = _table("worker", "state", "step", "behind", "examples", "silent, s")
+    newest = {worker: newest_ms({worker: each}) for worker, each in status.progress.items()}
+    of_stream = ["newest row, s ago"] if any(newest.values()) else []
+    table = _table("worker", "state", "step", "behind", "examples", "silent, s", *of_stream)
     behind = status.steps_behind()
     for worker in sorted({*status.silent_s, *status.left, *status.progress}):
         progress, silent_s = status.progress.get(worker), status.silent_s.get(worker)
@@ -187,8 +190,14 @@ def _workers(status: StoreStatus) -> Table:
             "" if progress is None else f"{behind[worker]:,}",
             f"{status.examples.get(worker, 0):,}",
             "" if silent_s is None else f"{silent_s:.1f}",
+            *(_ago(newest.get(worker, 0)) for _ in of_stream),
         )
     return table
+
+
+def _ago(time_ms: int) -> str:
+    """Returns how long ago the newest row of a stream was written that a worker trained on."""
+    return f"{time.time() - time_ms / 1000:,.0f}" if time_ms else ""
 
 
 def _tables(status: StoreStatus) -> Table:

@@ -119,6 +119,17 @@ def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) 
     assert {part: share for part, _, share in times.rows}["compute"] == 0.75
 
 
+def test_page_shows_what_is_not_read_of_a_stream() -> None:
+    with run_on(ParameterStore()) as run:
+        run.progress.lag = lambda: {f"clicks/{k}": k for k in range(20)}
+        status = worker_status(run)
+        run.leave()
+
+    assert status.figures["messages not read"] == 190
+    assert {each.name: each.value for each in status.series}["messages not read"] == 190
+    assert [*status.tables[1].rows] == [(f"clicks/{k}", k) for k in range(19, 9, -1)]
+
+
 def test_port_is_open_for_the_time_of_a_run() -> None:
     with run_on(ParameterStore()) as run:
         with metrics_port(run, "127.0.0.1:0") as port:

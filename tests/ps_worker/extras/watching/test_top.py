@@ -32,6 +32,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
 from ctr_ps.ps_worker.extras.watching.top import Look, Servers, drawn
 from tests.support.cluster import cluster
 from tests.support.processes import heeded
@@ -117,6 +118,24 @@ def test_workers_are_shown_with_their_steps_and_how_far_they_are_behind() -> Non
 
     assert re.search(r"^0\s+present\s+1,250\s+0\s", shown, re.MULTILINE)
     assert re.search(r"^1\s+present\s+1,200\s+50\s", shown, re.MULTILINE)
+
+
+def test_workers_on_a_stream_are_shown_with_the_age_of_their_newest_row() -> None:
+    of_files = WorkerProgress(incarnation=1, sequence=0, step=1, position="part-0:7")
+    a_minute_ago = int(1000 * (time.time() - 63.0))
+    position = StreamPosition(epoch=1, rows=3, time_ms=a_minute_ago, partitions={"clicks/0": "9"})
+    of_stream = replace(of_files, position=position.to_json(), partitions=position.partitions)
+
+    files = status(5, progress={0: of_files})
+    both = status(5, progress={0: of_files, 1: of_stream}, silent_s={0: 1.0, 1: 2.0})
+
+    without = text_of(["ps-0:1"], [Look(0.0, [files])])
+    shown = text_of(["ps-0:1"], [Look(0.0, [both])])
+
+    assert "newest row" not in without
+    assert "silent, s  newest row, s ago\n" in shown
+    assert re.search(r"^0\s+present\s+1\s+0\s+5\s+1\.0\s*$", shown, re.MULTILINE)
+    assert re.search(r"^1\s+present\s+1\s+0\s+0\s+2\.0\s+63\s*$", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
