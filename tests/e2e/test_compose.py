@@ -1,4 +1,4 @@
-"""`docker-compose up` at the top of the repository, on a real engine, in step: so a model has one digest.
+"""Compose on a real engine: the demo, in step, so that a model has one digest, and the online example.
 
 `CTR_DOCKER_START` names a script with the commands `start` and `stop`, for an engine, and `env`, which prints
 the variables to export to reach it. Without it, CI uses the engine that `docker` finds by itself.
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 START = os.environ.get("CTR_DOCKER_START")
 STEPS_LIMIT_S = 300.0
+ONLINE = ROOT / "examples/online/docker-compose.yml"
 SERVICES = {"data", "ps0", "ps1", "trainer0", "trainer1"}
 MONITORING = ("prometheus", "grafana")
 
@@ -82,6 +84,10 @@ class Project:
         (container,) = self.run("ps", "--all", "--quiet", service).split()
         return container
 
+    def port(self, service: str, inner: int) -> str:
+        """Returns where this machine reaches a port of a service: host:port."""
+        return self.run("port", service, str(inner)).strip()
+
     def exit_codes(self) -> dict[str, int]:
         form = '{{index .Config.Labels "com.docker.compose.service"}} {{.State.ExitCode}}'
         containers = self.run("ps", "--all", "--quiet").split()
@@ -127,17 +133,43 @@ def sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def project(engine: Engine, sync: Path) -> Iterator[Project]:
+def project_of(engine: Engine, name: str, *files: str | Path) -> Project:
     path = engine.environment["PATH"]
     compose = (
         ["docker-compose"] if shutil.which("docker-compose", path=path) else ["docker", "compose"]
     )
-    files = ["--file", "docker-compose.yml", "--file", str(sync)]
-    name = ["--project-name", f"ctr-ps-{os.getpid()}"]
-    project = Project(engine=engine, compose=[*compose, *files, *name])
+    named = [argument for file in files for argument in ("--file", str(file))]
+    options = ["--project-directory", ".", "--project-name", f"{name}-{os.getpid()}"]
+    return Project(engine=engine, compose=[*compose, *named, *options])
+
+
+@pytest.fixture(scope="module")
+def project(engine: Engine, sync: Path) -> Iterator[Project]:
+    project = project_of(engine, "ctr-ps", "docker-compose.yml", sync)
     yield project
     project.run("--profile", "monitoring", "down", "--volumes")
+
+
+@pytest.fixture(scope="module")
+def online(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The example of online training, with shorter times and any free port."""
+    services = yaml.safe_load(ONLINE.read_text())["services"]
+    added = {
+        "job": ["--set=data.pass_every=5 s", "--set=cluster.lease_s=10"],
+        "serve": ["--reload-every=1"],
+    }
+    changed = {
+        name: {"command": [*services[name]["command"], *options]} for name, options in added.items()
+    }
+    file = tmp_path_factory.mktemp("online") / "fast.yml"
+    file.write_text(yaml.safe_dump({"services": changed}))
+    example = file.with_name(
+        "docker-compose.yml"
+    )  # of two files Compose would open the ports of both
+    example.write_text(ONLINE.read_text().replace("127.0.0.1:8000:8000", "127.0.0.1::8000"))
+    project = project_of(engine, "ctr-ps-online", example, file)
+    yield project
+    project.run("down", "--volumes")
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +264,54 @@ def wait_until(project: Project, url: str, is_done: Callable[[str], bool]) -> No
 
 def in_worker(project: Project, *command: str) -> str:
     return project.run("run", "--rm", "-T", "--no-deps", "trainer1", *command)
+
+
+def test_online_example_follows_clicks_and_goes_on_after_a_stop(online: Project) -> None:
+    online.run("up", "--detach", "--build")
+    before = served(online, lambda version, _: version)
+    keys = "redis://redis:6379/clicks-0,clicks-1"
+    fan = ["examples/online/producer.py", keys, "--fan", "ann", "--rate", "200", "--rows", "1000"]
+
+    online.run("exec", "-T", "producer", "python", *fan)
+
+    followed = served(online, lambda _, ann: ann > before[1] + 0.2)
+    assert number_of(followed[0]) > number_of(before[0])
+
+    read = online.run("exec", "-T", "redis", "redis-cli", "xlen", "clicks-0")
+    online.run("stop")
+    # Not 137, of SIGKILL: each ends by itself. ps-launch and Python end with 143, of SIGTERM.
+    assert online.exit_codes() == {"redis": 0, "job": 143, "producer": 143, "serve": 0}
+    online.run("up", "--detach")
+
+    after = served(online, lambda version, _: number_of(version) > number_of(followed[0]))
+    assert after[1] > before[1] + 0.2, "what was learnt is gone"
+    assert int(online.run("exec", "-T", "redis", "redis-cli", "xlen", "clicks-0")) >= int(read)
+    assert "resuming from the update logs" in online.run("logs", "--no-color", "job")
+
+
+def number_of(version: str) -> int:
+    return int(version.removeprefix("epoch-"))
+
+
+def served(online: Project, is_done: Callable[[str, float], Any]) -> tuple[str, float]:
+    """Returns the served version and its probability that "ann" clicks, once they are as wanted."""
+    values = {"user": "ann", "item": "i1", "hour": "9"}
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "data": [value]}
+        for name, value in values.items()
+    ]
+    body = json.dumps({"inputs": inputs}).encode()
+    end = time.monotonic() + STEPS_LIMIT_S
+    while True:
+        try:
+            url = f"http://{online.port('serve', 8000)}/v2/models/ctr/infer"
+            with urllib.request.urlopen(url, body, timeout=5) as answer:
+                found = json.load(answer)
+            version, ann = found["model_version"], found["outputs"][0]["data"][0]
+            if is_done(version, ann):
+                return version, ann
+            state = f"{version} {ann}"
+        except (OSError, AssertionError) as error:  # it does not serve yet
+            state = str(error)
+        assert time.monotonic() < end, f"{state}\n{online.run('logs', '--no-color')[-4000:]}"
+        time.sleep(0.5)
