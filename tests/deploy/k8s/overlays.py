@@ -21,7 +21,7 @@ PADDLE_PORT = "2379"
 """The port that Paddle's operator gives to all processes."""
 
 USERS_CLAIMS = {"ctr-ps-data"}
-SECRETS = {"ctr-ps-token", "ctr-ps-tls"}
+SECRETS = {"ctr-ps-token", "ctr-ps-tls", "ctr-ps-stream"}
 """What docs/kubernetes.md has the user make."""
 
 Document = dict[str, Any]

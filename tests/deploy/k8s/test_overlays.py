@@ -35,6 +35,7 @@ KINDS = {
     "paddle": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "PaddleJob"},
     "kubeflow": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "TFJob"},
 }
+KINDS["online"] = KINDS["local"] | {"Deployment", "PodMonitor"}
 KINDS["production"] = KINDS["local"] | {"ServiceMonitor", "PodMonitor"}
 
 
@@ -75,6 +76,12 @@ def test_another_size_fits_the_schemas(overlay: str) -> None:
 
     assert tuple(pods.count for pods in pods_of(documents)) == ANOTHER_SIZE
     require_schema(documents, NEWEST[-1])
+
+
+def test_schema_of_the_online_overlay_is_that_of_the_example() -> None:
+    written, example = FOLDER / "overlays/online/schema.toml", ROOT / "examples/online/schema.toml"
+
+    assert written.read_text() == example.read_text()
 
 
 def test_job_of_the_base_is_the_demo() -> None:

@@ -70,6 +70,12 @@ def jobs_of(documents: Sequence[Document]) -> Iterator[tuple[str, Document]]:
         )
 
 
+def services_of(documents: Sequence[Document], pods: Pods) -> list[Document]:
+    return [
+        each for each in of_kind(documents, "Service") if each["spec"]["selector"] == pods.labels
+    ]
+
+
 def test_pods_have_the_roles_that_programs_read(documents: Sequence[Document]) -> None:
     servers, workers = pods_of(documents)
     (port,) = (each["containerPort"] for each in servers.main["ports"] if each["name"] == "grpc")
@@ -111,7 +117,7 @@ def test_programs_listen_where_services_probes_and_prometheus_look(
         assert limit_s >= {"startup": 600, "readiness": 10, "liveness": 60}[name]
         assert {ports.get(port, port) for port in values_of("port", probe)} <= {ports["grpc"]}
         assert probe.get("exec", CHECK) == CHECK
-    for service in of_kind(documents, "Service"):
+    for service in services_of(documents, servers):
         for each in service["spec"]["ports"]:
             assert ports[each["targetPort"]] == each["port"]
 
@@ -168,7 +174,7 @@ def test_data_is_mounted_and_checkpoints_and_update_logs_outlive_their_pods(
     folder = f"{WORK}/{job['checkpoint']['dir']}"
     for pods in (servers, workers):
         assert pods.claims[pods.volume_at(folder) or ""] == "ctr-ps-output"
-    for path in (job["data"]["train"], job["data"]["test"]):
+    for path in (job["data"][each] for each in ("train", "test") if each in job["data"]):
         assert workers.volume_at(f"{WORK}/{path}") is not None
     (root,) = options(servers.main["args"], "--checkpoint-root")
     assert f"{folder}/".startswith(f"{root}/")
@@ -267,7 +273,7 @@ def test_pods_of_operators_are_restarted_where_they_are(documents: Sequence[Docu
 def test_servers_keep_their_names_and_apply_restarts_none(documents: Sequence[Document]) -> None:
     servers, _ = pods_of(documents)
     for each in of_kind(documents, "StatefulSet"):
-        (service,) = of_kind(documents, "Service")
+        (service,) = services_of(documents, servers)
         assert service["spec"]["clusterIP"] == "None"
         # Workers look for one that loads.
         assert service["spec"]["publishNotReadyAddresses"] is True
