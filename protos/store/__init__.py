@@ -21,6 +21,7 @@ from ctr_ps.protos.store.checkpoints import (
 from ctr_ps.protos.store.coordination import (
     LONGEST_RENEWAL_S,
     MAX_NUMBERS,
+    RESTART,
     Coordination,
     Exchange,
     Joined,

@@ -96,6 +96,13 @@ class Joined:
     # the servers keep an update log: when one is restarted, it goes on where it was
     has_update_log: bool = False
     version: Version = 0  # version of the parameters; of several servers the smallest
+    # number of the newest barrier `RESTART`, at which it goes on after the first; of several servers the
+    # largest; 0: none was passed
+    restart: int = 0
+
+
+RESTART = "restart"
+"""The name of barriers at which processes in the places of lost ones go on: those before are forgotten."""
 
 
 def abort_reason(error: BaseException) -> str:

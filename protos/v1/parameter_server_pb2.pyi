@@ -59,16 +59,18 @@ class JoinRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("jobs_before", "barriers_passed", "has_update_log", "version")
+    __slots__ = ("jobs_before", "barriers_passed", "has_update_log", "version", "restart")
     JOBS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     BARRIERS_PASSED_FIELD_NUMBER: _ClassVar[int]
     HAS_UPDATE_LOG_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     jobs_before: int
     barriers_passed: int
     has_update_log: bool
     version: int
-    def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ..., version: _Optional[int] = ...) -> None: ...
+    restart: int
+    def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ..., version: _Optional[int] = ..., restart: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("member", "is_last", "acknowledged")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Numbers, Reduced, ReduceOp, Version
+from ctr_ps.protos.store import RESTART, Numbers, Reduced, ReduceOp, Version
 from ctr_ps.ps_server.coordination.job_state import PassedBarrier
 
 _OPS: Mapping[ReduceOp, np.ufunc] = {
@@ -139,8 +139,8 @@ class _Passed:
 class PassedBarriers:
     """What workers were answered at the barriers that they passed, by number. Not thread-safe.
 
-    A process in another's place comes to its barriers once more, from the first on, and is answered as that
-    one was; and so is a worker that did not get its answer.
+    A process in another's place comes to its barriers once more: the first, and those from the newest
+    `RESTART` on. It is answered as that one was; and so is a worker that did not get its answer.
 
     Numbers that need not be remembered are kept until the next barrier is passed: all workers have come to
     it, so each has got its answer to the one before.
@@ -157,6 +157,11 @@ class PassedBarriers:
     def newest(self, worker: int) -> int:
         """Returns the number of the last barrier that a worker has passed; 0: none."""
         return self._newest.get(worker, 0)
+
+    def restart(self, worker: int) -> int:
+        """Returns the number of the newest barrier `RESTART` that a worker has passed; 0: none."""
+        found = next((each for each in reversed(self._passed) if each.name == RESTART), None)
+        return 0 if found is None else found.numbers.get(worker, 0)
 
     def outcome(self, name: str, worker: int, number: int) -> Outcome | None:
         """Returns how a worker was answered; None: it has not passed this barrier.
@@ -198,10 +203,16 @@ class PassedBarriers:
         self._by_number.update(dict.fromkeys(passed.numbers.items(), passed))
         self._num_values += passed.outcome.num_values
         while len(self._by_number) > MAX_PASSED or self._num_values > MAX_PASSED_VALUES:
-            oldest = self._passed.popleft()
-            self._num_values -= oldest.outcome.num_values
-            for key in oldest.numbers.items():
-                del self._by_number[key]
+            self._forget(0)
+        while passed.name == RESTART and len(self._passed) > 2:  # all have come from those before
+            self._forget(1)
+
+    def _forget(self, index: int) -> None:
+        oldest = self._passed[index]
+        del self._passed[index]
+        self._num_values -= oldest.outcome.num_values
+        for key in oldest.numbers.items():
+            del self._by_number[key]
 
     def expected(self, worker: int) -> int:
         """Returns the number of the barrier that a worker waits at; 0: it has none."""

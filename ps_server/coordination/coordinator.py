@@ -122,6 +122,7 @@ class Coordinator:
                 barriers_passed=self._passed.newest(worker),
                 has_update_log=self._has_update_log,
                 version=self._steps.version,
+                restart=self._passed.restart(worker),
             )
 
         def poll() -> Callable[[], Joined] | None:

@@ -81,7 +81,6 @@ class ClusterClient:
         self._servers = self._shard_map.servers
         self._routing = Routing(self._shard_map, chunk_bytes)
         self._workers: dict[int, JoinedWorker] = {}  # those that it calls for: usually one
-        self._num_shrinks = itertools.count(1)
         self._num_changes = itertools.count(1)
         self._num_loads = itertools.count(1)
         self._bfloat16 = False
@@ -118,7 +117,8 @@ class ClusterClient:
         def combine() -> Joined:
             joined = joining.result()
             # Not before: one that is refused takes nobody's place here.
-            own = self._workers.setdefault(worker, JoinedWorker(self._transport, member, lease))
+            new = JoinedWorker(self._transport, member, lease, joined.restart)
+            own = self._workers.setdefault(worker, new)
             own.member, own.lease = member, lease
             self._transport.servers_recover = joined.has_update_log
             return joined
@@ -477,11 +477,12 @@ class ClusterClient:
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
+        own = self._joined()
         request = requests.Shrink(
             max_norm=max_norm,
             dry_run=dry_run,
-            member=self._member(),
-            number=0 if dry_run else next(self._num_shrinks),
+            member=own.member,
+            number=0 if dry_run else own.next_number(),
         )
         return sum_by_name(results(self._call_all(calls.SHRINK, request)))
 

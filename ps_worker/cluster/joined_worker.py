@@ -6,6 +6,7 @@ Every server counts the barriers of a worker and hears which of its pushes all s
 alone reduces numbers and compares clocks. A process without a place may end a job from outside.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ def join_servers(transport: Transport, join: requests.Join) -> Future[Joined]:
             barriers_passed=max(part.barriers_passed for part in parts),
             has_update_log=all(part.has_update_log for part in parts),
             version=min(part.version for part in parts),
+            restart=max(part.restart for part in parts),
         )
 
     return Combined(combine)
@@ -183,13 +185,18 @@ class Acknowledgements:
 class JoinedWorker:
     """A worker that has joined, with its methods of `protos.store.Store`. It is at one barrier at a time."""
 
-    def __init__(self, transport: Transport, member: Member, lease: Lease | None) -> None:
+    def __init__(
+        self, transport: Transport, member: Member, lease: Lease | None, restart: int
+    ) -> None:
+        """Goes on at barrier `restart` after the first one."""
         self.member = member
         self.lease = lease
         self.acknowledgements = Acknowledgements()
         self._transport = transport
         self._renewals: dict[int, Answer[None]] = {}  # by server, those on their way
         self._num_barriers = 0
+        self._numbers = itertools.count()  # of its calls since the last barrier
+        self._restart = restart
 
     def renew(self, *, is_last: bool) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
@@ -248,8 +255,15 @@ class JoinedWorker:
 
         return Combined(combine)
 
+    def next_number(self) -> int:
+        """Returns the number of a call that a process in this one's place, at the same point, makes again."""
+        return self._num_barriers << 16 | next(self._numbers)
+
     def _barrier_request(self, name: str, step: Version) -> requests.Barrier:
         self._num_barriers += 1
+        if self._num_barriers > 1:
+            self._num_barriers = max(self._num_barriers, self._restart)
+        self._numbers = itertools.count()
         return requests.Barrier(
             name=name,
             member=self.member,

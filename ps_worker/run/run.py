@@ -128,6 +128,11 @@ class Run(AbstractContextManager["Run"]):
         """Whether the lost process before this one came to a barrier after that at the start."""
         return self._membership.joined.barriers_passed > 1
 
+    @property
+    def restarts(self) -> bool:
+        """Whether this process goes on at a barrier `RESTART` after that at the start."""
+        return self._membership.joined.restart > 0
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._membership.__exit__(kind, error, trace)
@@ -227,7 +232,7 @@ class Run(AbstractContextManager["Run"]):
         elif self.is_first and not self.is_repeating:  # else it is told what the lost process was
             told[:-1] = rates_of(head, self._tasks) or _NOTHING[ReduceOp.MAX]
         reduced = self.store.all_reduce("start", self.worker, told, ReduceOp.MAX, step=0).result()
-        self.barriers_passed += 1
+        self.barriers_passed = max(1, self._membership.joined.restart - 1)
         self._version_of_barrier = reduced.version
         *rates, is_declared = reduced.values.tolist()
         self._declare(rates if np.isfinite(rates).all() and is_declared != 1.0 else ())

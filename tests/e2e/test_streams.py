@@ -78,7 +78,8 @@ def figures(job: RunningJob) -> dict[str, Any]:
     codes = job.wait()
     assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
     result = job.result()
-    return {name: result[name] for name in SAME}
+    best = result["best"] and {name: result["best"][name] for name in ("epoch", "log_loss")}
+    return {name: result[name] for name in SAME} | {"best": best}
 
 
 def run(folder: Path, settings: dict[str, str], **options: Any) -> dict[str, Any]:
@@ -89,7 +90,12 @@ def run(folder: Path, settings: dict[str, str], **options: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, topic: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return run(folder, settings_of(data, folder, data__stream=topic, data__pass_every="10 s"))
+    return run(folder, settings_of(data, folder, data__stream=topic, **passes_of(data)))
+
+
+def passes_of(data: Path) -> dict[str, str]:
+    """Returns settings of nine passes with a validation after each."""
+    return {"data__pass_every": "1 s", "data__valid": f"{data}/test/part-*"}
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_RUNS))
@@ -97,7 +103,7 @@ def test_processes_killed_at_random_moments_train_each_row_once(
     seed: int, data: Path, topic: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     random, killed = Random(seed), []
-    settings = settings_of(data, tmp_path, data__stream=topic, data__pass_every="10 s")
+    settings = settings_of(data, tmp_path, data__stream=topic, **passes_of(data))
     with RunningJob(tmp_path, training(settings)) as job:
         job.wait_for_steps()
         for _ in range(NUM_KILLS):

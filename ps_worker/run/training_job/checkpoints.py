@@ -91,6 +91,10 @@ class JobCheckpoints:
         """Returns the name for a model at the end of a pass; "" if nothing is saved."""
         return "" if self._saver is None else name_after_epoch(validation.epoch)
 
+    def name_before(self, _: Validation) -> str:
+        """Returns the name of the model of the best validation of a lost process; "" if nothing is saved."""
+        return "" if self._saver is None else best_in(self._job.checkpoint.dir) or ""
+
     def after_step_of(self, each: Pass) -> Callable[[], None] | None:
         """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
         saver, run = self._saver, self._run

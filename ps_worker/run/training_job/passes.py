@@ -6,7 +6,7 @@ hold-out", 1999).
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -43,6 +43,8 @@ class Pass:
     ends: Callable[[], bool]
     share: Callable[[Any], float | None] = lambda _: None
     before_ms: float = inf  # of a window by time: its end, in ms since 1970
+    # of a window that was not the last: the number and the end of the next one
+    following: Callable[[], Sequence[float]] = tuple
 
 
 class ReadShare:

@@ -56,6 +56,7 @@ class Training:
     is_told_to_end: Callable[[], bool]  # see `train_job`
     passes: list[PassFigures] = field(default_factory=list)  # figures of those trained
     stopped_early: bool = False  # validations got no better before the last epoch
+    _window: tuple[int, float] = (0, 0.0)  # on which all had agreed before; see `Windows`
 
     def train(self, earlier: EarlierRun | None) -> None:
         """Trains the epochs that are left; `earlier` is the resumed run, known on worker 0 alone.
@@ -78,7 +79,7 @@ class Training:
         )
         run.progress.watch(partial(metrics.write, "train"))
         if self.validator.is_over:
-            self.stopped_early = done < last
+            self.stopped_early = done < last or self.stream is not None
             last = done
         is_empty = True
         with closing(self._passes(done + 1, last)) as passes:
@@ -109,7 +110,8 @@ class Training:
                 run.progress.lag = stream.lag
                 named = ", ".join(stream.partitions) or "no partition"
                 logger.info("worker %d reads %s of %s", run.worker, named, self.stream.name)
-                yield from Windows(stream, run, self.stream.length, start).windows(first)
+                windows = Windows(stream, run, self.stream.length, start, self._window)
+                yield from windows.windows(first)
 
     def _on_idle(self) -> bool:
         """Says whether to train an empty batch while the stream of this worker has no rows.
@@ -124,6 +126,10 @@ class Training:
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
+        if self.run.restarts:
+            number, end_ms = self.validator.recall(self.checkpoints.name_before)
+            self._window = int(number), end_ms
+            return int(number) - 1
         if not self.plan.job.checkpoint.resume:
             return 0
         done = self.validator.resume(None if earlier is None else earlier.state)
@@ -221,7 +227,9 @@ class Training:
             self.checkpoints.save_after(each, is_best=is_best, is_published=passes)
         if is_last:
             return True
-        if is_validated:
+        if following := each.following():
+            self.validator.tell_at_restart(following, own, name_of)
+        elif is_validated:
             self.validator.tell(f"validated-{number}", own, name_of)
         else:
             self.run.barrier(f"saved-{number}")

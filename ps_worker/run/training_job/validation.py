@@ -10,14 +10,14 @@ stops. In synchronous training the steps and their bytes are those of a run with
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from ctr_ps.ctr_model.metrics import ClickMetrics
-from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.protos.store import RESTART, Numbers, ReduceOp
 from ctr_ps.ps_worker.checkpoints.resume import RunState, Validation
 from ctr_ps.ps_worker.job.datasets import evaluated
 from ctr_ps.ps_worker.job.sections import Metric
@@ -47,6 +47,7 @@ class Validator:
         self._new_breakdown = breakdown_of(plan.job, plan.schema, plan.valid_files)
         # Kept, as what is wrong with its rows is said once.
         self._dataset = evaluated(plan.job, plan.schema, plan.valid_files, plan.stamps)
+        self._num_told = 1 + plan.job.valid.patience  # validations from the best one on
         self._rule = EarlyStopping(metric=plan.job.valid.metric, patience=plan.job.valid.patience)
         # Those since the start of this worker; worker 0 has a resumed run's as well.
         self.validations: list[Validation] = []
@@ -101,11 +102,45 @@ class Validator:
         """
         told = self._run.all_reduce(_numbers(own), ReduceOp.MAX, name)
         if own is None:
-            epoch, step, auc, log_loss = told.tolist()
-            validation = Validation(
-                epoch=int(epoch), step=int(step), auc=_finite(auc), log_loss=_finite(log_loss)
-            )
-            self.add(self._named(validation, name_of))
+            self._add_told(told, name_of)
+
+    def tell_at_restart(
+        self, following: Sequence[float], own: Validation | None, name_of: NameOf
+    ) -> None:
+        """As `tell`, but there may be no validation: the barrier `RESTART`.
+
+        A process in a lost one's place begins there, and is told two numbers that are `following`, the best
+        validation of worker 0, and those since.
+        """
+        told, rule = list[Numbers](), replace(self._rule, best=-math.inf, waits=0)
+        for each in self.validations[: -1 if own else None] if self._run.is_first else ():
+            told = [] if rule.is_better(each) else told
+            told += [_numbers(each)] * rule.counts(each)
+            rule = rule.after(each)
+        told = told[: self._num_told]
+        told += [_numbers(None)] * (self._num_told - len(told))
+        last = self._told_at_restart(np.concatenate([following, *told, _numbers(own)]))[-4:]
+        if own is None:
+            self._add_told(last, name_of)
+
+    def recall(self, name_of: NameOf) -> Numbers:
+        """Counts the validations of which `tell_at_restart` tells, and returns what is `following`."""
+        told = self._told_at_restart(np.full(2 + 4 * (self._num_told + 1), _UNKNOWN))
+        for each in told[2:].reshape(-1, 4):
+            self._add_told(each, name_of)
+        return told[:2]
+
+    def _told_at_restart(self, numbers: Numbers) -> Numbers:
+        return self._run.all_reduce(numbers, ReduceOp.MAX, RESTART)
+
+    def _add_told(self, told: Numbers, name_of: NameOf) -> None:
+        epoch, step, auc, log_loss = told.tolist()
+        if epoch == _UNKNOWN:
+            return  # there was no validation
+        validation = Validation(
+            epoch=int(epoch), step=int(step), auc=_finite(auc), log_loss=_finite(log_loss)
+        )
+        self.add(self._named(validation, name_of))
 
     def add(self, validation: Validation) -> None:
         """Counts a validation."""
@@ -197,11 +232,15 @@ class EarlyStopping:
         """Whether a validation is better than all before it."""
         return self._score(validation) > self.best
 
+    def counts(self, validation: Validation) -> bool:
+        """Whether a validation has the figure."""
+        return not math.isnan(self._score(validation))
+
     def after(self, validation: Validation) -> Self:
         """Returns the outcome after a validation."""
         if self.is_better(validation):
             return replace(self, best=self._score(validation), waits=0)
-        if math.isnan(self._score(validation)):
+        if not self.counts(validation):
             return self
         return replace(self, waits=self.waits + 1)
 

@@ -27,16 +27,25 @@ class Windows:
     """The windows of one worker. For one thread."""
 
     def __init__(
-        self, data: StreamData, run: Run, length: PassLength, start: StreamPosition | None
+        self,
+        data: StreamData,
+        run: Run,
+        length: PassLength,
+        start: StreamPosition | None,
+        first: tuple[int, float] = (0, 0.0),
     ) -> None:
-        """Reads nothing yet; `start` is where a process before this one was, None: there was none."""
+        """Reads nothing yet; `start` is where a process before this one was, None: there was none.
+
+        `first` are the number and the end of a window on which all have agreed.
+        """
         self._data = data
         self._run = run
         self._length = length
         self._start = start
-        self._agreed: tuple[int, float] = (0, 0.0)  # number of a window, and its end
+        self._agreed = first  # number of a window, and its end
         # End of the window before; ends only grow.
         self._last_ms = 0.0 if start is None or start.before_ms is None else start.before_ms
+        self._last_ms = first[1] if 0 < first[1] < FOREVER else self._last_ms
 
     def windows(self, first: int) -> Iterator[Pass]:
         """Yields the windows from number `first` on, up to the end of the stream."""
@@ -48,6 +57,7 @@ class Windows:
                 batches=self._batches(number, before_ms),
                 ends=partial(self._is_last, number),
                 before_ms=before_ms,
+                following=lambda: self._agreed,
             )
             number += 1
 

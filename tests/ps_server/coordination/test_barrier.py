@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Reduced, ReduceOp
+from ctr_ps.protos.store import RESTART, Reduced, ReduceOp
 from ctr_ps.ps_server.coordination.barrier import (
     Contribution,
     Outcome,
@@ -196,10 +196,12 @@ def test_numbers_that_are_forgotten_take_no_room(monkeypatch) -> None:
     assert again(barriers, 1) == (7, [7.0])
 
 
-def pass_together(barriers: PassedBarriers, number: int, outcome: Outcome) -> None:
+def pass_together(
+    barriers: PassedBarriers, number: int, outcome: Outcome, name: str = "pass"
+) -> None:
     for worker in range(4):
         barriers.expect(worker, number)
-    barriers.note("pass", range(4), outcome)
+    barriers.note(name, range(4), outcome)
 
 
 def again(barriers: PassedBarriers, number: int) -> tuple[int, list[float]]:
@@ -209,3 +211,21 @@ def again(barriers: PassedBarriers, number: int) -> tuple[int, list[float]]:
     answer = outcome.answer(np.array([0.5]))
     assert isinstance(answer, Reduced)
     return answer.version, answer.values.tolist()
+
+
+def test_a_run_that_never_ends_keeps_few_barriers() -> None:
+    barriers = PassedBarriers(WORKERS)
+    pass_together(barriers, 1, outcome_of(7), "start")
+    for number in range(2, 400, 2):
+        pass_together(barriers, number, outcome_of(number))
+        pass_together(barriers, number + 1, outcome_of(number + 1, 5), RESTART)
+    pass_together(barriers, 400, outcome_of(400))
+    restored = PassedBarriers(WORKERS)
+    restored.restore(barriers.state())
+
+    for each in (barriers, restored):
+        assert [each.restart(worker) for worker in range(4)] == [399] * 4
+        kept = {(passed.name, passed.number) for passed in each.state()}
+        assert kept == {("start", 1), (RESTART, 399), ("pass", 400)}
+        with pytest.raises(ProtocolError, match="no longer keeps"):
+            each.outcome("pass", 0, 398)

@@ -22,6 +22,7 @@ from ctr_ps.protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import (
+    RESTART,
     Joined,
     Lease,
     Member,
@@ -112,6 +113,28 @@ def test_place_that_is_lost_on_all_servers_is_taken_on_all() -> None:
         store.engine.job.require_place(Member(0, SECOND))
     with pytest.raises(PlaceLostError, match="another process has taken the place of"):
         first.renew(0)
+
+
+def test_a_process_in_a_lost_ones_place_begins_again_at_the_newest_restart() -> None:
+    """One server has passed it, and the other one has not."""
+    transport, first, second = two_processes()
+    names = ["start", "pass", RESTART, "pass", "pass", RESTART, "pass"]
+    for name in names[:5]:
+        first.barrier(name, 0, step=0).result()
+    transport.calls.clear()
+    first.barrier(RESTART, 0, step=0).result()
+    (*_, (_, _, request)) = transport.calls
+    transport.stores[0].engine.lose([0])
+    transport.stores[1].engine.lose([0])
+
+    joined = second.join(0, SECOND, terms={}, lease=WAIT).result()
+    transport.calls.clear()
+    for name in ("start", *names[5:]):
+        second.barrier(name, 0, step=0).result()
+
+    assert (request.number, joined.restart, joined.barriers_passed) == (6, 6, 6)
+    told = [(each.name, each.number) for server, _, each in transport.calls if server == 1]
+    assert told == [("start", 1), (RESTART, 6), ("pass", 7)]
 
 
 def test_place_that_is_taken_on_some_servers_is_given_back() -> None:

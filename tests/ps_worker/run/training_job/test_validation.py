@@ -5,11 +5,12 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
+import numpy as np
 import pytest
 
 from ctr_ps.protos.store import Numbers
@@ -583,6 +584,38 @@ def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
     _, replacement = resumed(plan, known[:1], known)
 
     assert replacement.validations == known[:1]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_process_that_begins_at_a_restart_knows_the_best_validation_and_those_since(
+    data: Path, *, stops: bool
+) -> None:
+    plan = plan_of(job_of(data, f"data.valid={data}/test.tsv", "valid.patience=3"))
+    losses = [0.9, 0.8, 0.6, 0.7, None, 0.65]
+    seen = [
+        Validation(epoch=n, step=10 * n, auc=None, log_loss=loss) for n, loss in enumerate(losses)
+    ]
+    told: list[Numbers] = []
+
+    def all_reduce(own: Numbers, *_: object) -> Numbers:
+        told.append(own)
+        return np.maximum.reduce(told)
+
+    run = cast("Run", SimpleNamespace(all_reduce=all_reduce, is_first=True))
+    first, other = (Validator(plan, run, MetricsWriter(None, run)) for _ in range(2))
+    before = seen[2:4] + seen[5:]
+    for each in seen:
+        first.add(each)
+    last = Validation(epoch=6, step=60, auc=0.5, log_loss=0.61 if stops else 0.5)
+    first.add(last)
+    first.tell_at_restart((7, math.inf), last, str)
+
+    following = other.recall(lambda _: "epoch-of-BEST")
+
+    assert following.tolist() == [7, math.inf]
+    assert first.is_over == other.is_over == stops
+    assert [replace(each, checkpoint="") for each in other.validations] == [*before, last]
+    assert other.best == replace(first.best or last, checkpoint="epoch-of-BEST")
 
 
 def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Path) -> None:
