@@ -1,7 +1,7 @@
 """Processes of a cluster, none of which outlives the launcher; an engine starts each of them.
 
     launcher returns, fails or gets a signal    `stop`: SIGTERM to workers, to servers when workers have ended
-                                                or half of a grace period is over, SIGKILL at its end
+                                                or 3/4 of a grace period are over, SIGKILL at its end
     launcher is killed (SIGKILL, OOM)           the kernel kills them, see `deploy.tether`
 
 Each process leads its own process group, so Ctrl-C in the terminal reaches only the launcher, which then
@@ -243,7 +243,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         others = self._running.keys() - servers
         self._send_all(others, signal.SIGTERM)
         self._send_all(self._running, signal.SIGCONT)  # a process that is paused would not notice
-        signalled = self._collect_exits(others, end - self._grace_seconds / 2)
+        signalled = self._collect_exits(others, end - self._grace_seconds / 4)
         if signalled is None:
             self._send_all(servers, signal.SIGTERM)
             signalled = self._collect_exits(self._running, end)

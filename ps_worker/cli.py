@@ -277,7 +277,7 @@ def _train(job: Job, metrics: str | None, *, is_dry: bool) -> Mapping[str, Any]:
         termination = None
         if role.is_in_process:
             _tell_of_interruptions(job)
-        else:
+        if not role.is_in_process or job.saves_when_told:
             termination = stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))
         heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)

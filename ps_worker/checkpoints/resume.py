@@ -22,7 +22,7 @@ from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT, job_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
 from ctr_ps.ps_worker.data.files.listing import difference_of
-from ctr_ps.ps_worker.data.streams.stream_data import dealt_again
+from ctr_ps.ps_worker.data.streams.stream_data import dealt_again, without_ends
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import order_of_data
 
@@ -116,6 +116,7 @@ def earlier_run(
         return None
     checkpoint = Checkpoint.open(place)
     run = _run_of(checkpoint)
+    run = replace(run, progress=without_ends(run.progress))
     _require_same_data(job, run, files, signature)
     compare_settings(job, checkpoint, resumes=True)
     is_stream = any(each.partitions for each in run.progress.values())

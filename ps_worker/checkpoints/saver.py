@@ -133,12 +133,21 @@ class Saver:
             if self._writing is not None and self._writing.done():
                 self._end()
             if self._writing is None and self._schedule.is_due(step, self._clock()):
-                # Worker 0 may stay at a step while others train.
-                names = (name_at_step(step, number) for number in itertools.count(1))
-                name = next(each for each in names if each not in self._used)
-                self._begin(name, step, begin)
+                self._begin(self._free_name(step), step, begin)
         finally:
             self._turn.release()
+
+    def save_within(self, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
+        """As `after_step`, but now, and returns when it is written."""
+        with self._turn:
+            self._end()
+            self._begin(self._free_name(step), step, begin)
+            self._end()
+
+    def _free_name(self, step: int) -> str:
+        # Worker 0 may stay at a step while others train.
+        names = (name_at_step(step, number) for number in itertools.count(1))
+        return next(each for each in names if each not in self._used)
 
     def is_due(self, step: int) -> bool:
         """Whether `after_step` would take a checkpoint now."""

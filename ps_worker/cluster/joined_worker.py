@@ -195,7 +195,7 @@ class JoinedWorker:
         self._transport = transport
         self._renewals: dict[int, Answer[None]] = {}  # by server, those on their way
         self._num_barriers = 0
-        self._numbers = itertools.count()  # of its calls since the last barrier
+        self._numbers = itertools.count(1)  # of its calls since the last barrier
         self._restart = restart
 
     def renew(self, *, is_last: bool) -> None:
@@ -263,7 +263,7 @@ class JoinedWorker:
         self._num_barriers += 1
         if self._num_barriers > 1:
             self._num_barriers = max(self._num_barriers, self._restart)
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         return requests.Barrier(
             name=name,
             member=self.member,

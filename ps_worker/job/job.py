@@ -190,6 +190,12 @@ class Job(Section):
         gate.refuse_without_use(reasons, "publish")
         return self
 
+    @property
+    def saves_when_told(self) -> bool:
+        """Whether worker 0 saves a checkpoint when it is told to end by SIGTERM."""
+        is_within = bool(self.data.stream) or self.checkpoint.is_within_epochs
+        return is_within and bool(self.checkpoint.dir)
+
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""
         return self._origin.of(key.split("."))

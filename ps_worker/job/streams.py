@@ -91,8 +91,10 @@ class TrainingStream:
         self,
         progress: WorkerProgress | None,
         on_idle: Callable[[], bool] = lambda: False,
+        is_told_to_end: Callable[[], bool] = lambda: False,
         *,
         is_resumed: bool = False,
+        keeps_ends: bool = False,
     ) -> StreamData:
         """Opens the stream where this worker was in it; None: at its start. Raises DataError.
 
@@ -108,7 +110,9 @@ class TrainingStream:
             sent_positions=before.sent_partitions,
             time_ms=position.time_ms if (position := position_of(progress)) else 0,
             on_idle=on_idle,
+            is_told_to_end=is_told_to_end,
             is_resumed=is_resumed,
+            keeps_ends=keeps_ends,
         )
 
     def head(self) -> Generator[Batch, None, None]:

@@ -62,8 +62,13 @@ class Membership(AbstractContextManager["Membership"]):
         if not is_in_process:
             self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
 
+    @property
+    def refusal(self) -> CtrPsError | None:
+        """Why this process has no place in the job any more, as far as known; None: it has."""
+        return None if self._renewal is None else self._renewal.refusal
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        refusal = None if self._renewal is None else self._renewal.refusal
+        refusal = self.refusal
         try:
             if refusal is not None and not self.has_left:
                 raise refusal from error

@@ -40,7 +40,7 @@ from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import DenseTrainers, ModelPlan, PassParts, PassTrainer
-from ctr_ps.ps_worker.run.termination import Termination
+from ctr_ps.ps_worker.run.termination import SAVE_S, STEP_S, Termination, abort
 from ctr_ps.ps_worker.training.evaluation.base_rate import advice_on_loss, rates_of
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
 from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
@@ -426,6 +426,11 @@ class Run(AbstractContextManager["Run"]):
         self._membership.leave(self._version)
         self.close()
 
+    def require_place(self) -> None:
+        """Raises CtrPsError if it was noticed that the job has ended, or this process lost its place."""
+        if (refusal := self._membership.refusal) is not None:
+            raise refusal
+
     @property
     def is_needed(self) -> bool:
         """Whether the job ends when this worker is lost, and no other process can take its place."""
@@ -433,17 +438,31 @@ class Run(AbstractContextManager["Run"]):
         return rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and self.is_first)
 
     def end_by(self, termination: Termination) -> None:
-        """From now on, SIGTERM aborts the job, or ends this worker after its batch if it is not needed."""
+        """From now on, SIGTERM aborts the job, or ends this worker after its batch if it is not needed.
+
+        Of a job that saves then, worker 0 ends after its batch, and others wait for that.
+        """
+        saves, waits = self._job.saves_when_told, not self.is_first and self._job.strategy.is_sync
         if self.is_needed:
-            termination.abort_at(lambda: (self.store, self.worker))
+            termination.abort_at(
+                lambda: (self.store, self.worker),
+                wait_s=SAVE_S if saves else 0.0,
+                ends_after_batch=saves and self.is_first,
+            )
         else:
-            termination.end_after_batch(self._membership.give_up)
+            has_place = WorkerLoss(self._job.cluster.on_worker_loss) is WorkerLoss.WAIT
+            wait_s = STEP_S if saves and waits and has_place else 0.0
+            termination.end_after_batch(self._membership.give_up, wait_s=wait_s)
 
     def end_early(self) -> None:
-        """Ends the part of a worker that is not needed before its end, when the store has all its gradients.
+        """Ends the part of a worker before its end, when the store has all its gradients.
 
-        Where the others wait for lost workers its place is free then, else it has left.
+        Where the others wait for lost workers its place is free then, else it has left, or the job has ended.
         """
+        if self.is_needed:
+            self._membership.has_left = True
+            abort(self.store, self.worker)
+            return
         if WorkerLoss(self._job.cluster.on_worker_loss) is WorkerLoss.CONTINUE:
             self.leave()
             return

@@ -9,14 +9,21 @@ Loss, AUC and calibration are of predictions made before the examples were train
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from ctr_ps.protos.metrics.metrics_port import Series, Status, Table, open_metrics_port
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.data.streams.stream_data import LATE_S
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.meter import Progress
 
@@ -72,6 +79,15 @@ class WorkerMetrics(Collector):
         for partition, messages in self._progress.lag().items():
             lag.add_metric([partition], messages)
         yield lag
+        late = HistogramMetricFamily(
+            "ctr_worker_stream_late_seconds",
+            "How far late messages of a stream were behind the newest one before them.",
+            labels=["outcome"],
+        )
+        for outcome, (*counts, total_s) in self._progress.lateness.items():
+            buckets = zip([*map(str, LATE_S), "+Inf"], accumulate(counts), strict=True)
+            late.add_metric([outcome], list(buckets), total_s)
+        yield late
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:

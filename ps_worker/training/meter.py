@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -110,6 +110,8 @@ class Progress:
         self.on_batch: Callable[[Batch, NDArray[np.float32]], None] = lambda batch, found: None
         # returns the messages of a stream that were not read, by partition
         self.lag: Callable[[], Mapping[str, int]] = dict
+        # late messages of a stream; see `StreamData.lateness`
+        self.lateness: Mapping[str, Sequence[float]] = {}
         self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
         self.begin_pass()
         self.restart_window()

@@ -16,6 +16,7 @@ import redis
 
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.cluster.connect import connect
+from ctr_ps.ps_worker.data.streams.stream_data import END
 from tests.support.commands import generated
 from tests.support.running_job import RunningJob, training
 from tests.support.streams import Broker
@@ -120,6 +121,63 @@ def test_processes_killed_at_random_moments_train_each_row_once(
         assert undisturbed == figures(job), f"seed {seed}: {killed}"
 
 
+@pytest.mark.parametrize("rule", ["fail", "wait"])
+def test_a_job_that_is_told_to_end_saves_its_last_step(
+    rule: str, data: Path, topic: str, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    others = {"checkpoint__every_steps": "0", "cluster__on_worker_loss": rule, **passes_of(data)}
+    settings = settings_of(data, tmp_path, data__stream=topic, **others)
+    with RunningJob(tmp_path, training(settings), update_logs=rule == "wait") as job:
+        job.wait_for_steps()
+        time.sleep(Random(0).uniform(0, 1.0))  # the moment is what is at random
+        codes = terminated(job)
+    assert codes == {"worker.0": 143, "worker.1": 143}, job.tails
+    assert "ended by SIGTERM" in job.log("worker.0")
+    saved = json.loads(newest(tmp_path / "checkpoints").read_text())
+    done = sum(rows_behind(data, each["partitions"]) for each in saved["workers"].values())
+
+    found = run(tmp_path / "again", {**settings, "checkpoint.resume": "true"})
+
+    assert 0 < done < ROWS
+    assert found == {**undisturbed, "examples": ROWS - done}
+
+
+def terminated(job: RunningJob) -> dict[str, int]:
+    """Tells all workers to end, and returns their exit codes."""
+    for name in job.workers:
+        job.processes[name].terminate()
+    return job.wait(*job.workers, limit_s=10)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_job_that_is_told_to_end_in_a_lull_saves_once(
+    mode: str, data: Path, redis_port: int, tmp_path: Path
+) -> None:
+    client, name = redis.Redis(port=redis_port), f"told-{mode}"
+    rows = sorted((data / "train").glob("part-*"))[0].read_bytes().splitlines()
+    add(client, f"{name}-1", rows[:330])
+    settings = settings_of(
+        data,
+        tmp_path,
+        data__stream=f"redis://127.0.0.1:{redis_port}/{name}-0,{name}-1",
+        data__pass_every="1 h",
+        checkpoint__every_steps="0",
+        checkpoint__resume="true",
+        cluster__on_worker_loss="fail",
+        strategy=f"{{mode='{mode}'}}",
+    )
+    for number in range(2):
+        with RunningJob(tmp_path / str(number), training(settings), update_logs=False) as job:
+            wait_until(lambda job=job, number=number: examples(job) == 330 * (1 - number), 60)
+            job.wait_for("worker.1", "worker 1 reads")
+            start = time.monotonic()
+            terminated(job)
+            assert time.monotonic() - start < 4.0, job.tails
+        (saved,) = (tmp_path / "checkpoints").glob("*/MANIFEST.json")
+        workers = json.loads(saved.read_text())["workers"].values()
+        assert sum(json.loads(each["position"])["rows"] for each in workers) == 330
+
+
 def test_readers_have_a_whole_published_model_while_worker_0_is_killed(
     data: Path, topic: str, tmp_path: Path
 ) -> None:
@@ -207,6 +265,8 @@ def rows_behind(data: Path, positions: dict[str, str]) -> int:
     """Returns the number of rows before positions in the partitions of `topic`."""
     files, found = sorted((data / "train").glob("part-*")), 0
     for name, position in positions.items():
+        if name.startswith(END):
+            continue
         number = int(name.rpartition("/")[2])
         sizes = [value.count(b"\n") + 1 for _, value in messages_of(files[number], number)]
         offset, _, rows = position.partition(" +")

@@ -12,7 +12,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ctr_ps.protos.errors import DataError
@@ -55,6 +55,7 @@ class Merger:
         time_column: str = "",  # column of JSON with the time of a message; "": its own
         most_merged: int = MOST_MERGED,  # messages that `take` returns
         stall_limit_s: float,  # the longest wait for a partition that is not at its end
+        is_told_to_end: Callable[[], bool] = lambda: False,  # then nothing is returned any more
     ) -> None:
         self._source = source
         self._ends = ends
@@ -65,6 +66,7 @@ class Merger:
         self._last_ms: dict[str, int] = {}  # time of each partition's last message
         self.num_future = 0  # messages whose times were too far ahead
         self._stall_limit_s = stall_limit_s
+        self._is_told_to_end = is_told_to_end
         self._queues: dict[str, deque[Message]] = {}
         self._ranks: dict[str, int] = {}
         self._ended: set[str] = set()
@@ -102,8 +104,9 @@ class Merger:
 
         Raises DataError if a partition has messages, but its server sends none.
         """
-        self._fill(timeout_s)
         found: list[Message] = []
+        if not self._fill(timeout_s):
+            return found
         size = 0
         while self._heads and len(found) < self._most_merged and self._heads[0][0] < before_ms:
             _, rank, partition = self._heads[0]
@@ -128,8 +131,11 @@ class Merger:
                 break
         return found
 
-    def _fill(self, timeout_s: float) -> None:
-        """Polls until each partition has a message, or is at its end; then waits for the first one."""
+    def _fill(self, timeout_s: float) -> bool:
+        """Polls until each partition has a message, or is at its end; then waits for the first one.
+
+        False: this process is told to end before.
+        """
         start = time.monotonic()
         wait_s = 0.0
         if not self._queues:
@@ -147,12 +153,15 @@ class Merger:
                 and each not in self._source.at_end
             ]
             if not late and (self._heads or passed >= timeout_s):
-                return
+                return True
+            if self._is_told_to_end():
+                return False
             if late and passed >= self._stall_limit_s:
                 raise DataError(
                     f"partition {late[0]} has messages, but none came for {self._stall_limit_s:g} s"
                 )
             wait_s = _POLL_S if late else min(_POLL_S, timeout_s - passed)
+        return True
 
     def _poll(self, timeout_s: float) -> None:
         wanted = [

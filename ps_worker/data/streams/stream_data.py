@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
@@ -43,6 +44,12 @@ LAG_S = 5.0
 """How often the lag is asked for while batches are read."""
 
 STALL_LIMIT_S = 600.0
+
+END = "end of "
+"""Before the name of a partition in positions: where a run with the option `end=latest` ends in it."""
+
+LATE_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0)
+"""Limits between which late messages are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +106,17 @@ class StreamData:
         sent_positions: Mapping[str, str] | None = None,
         time_ms: int = 0,  # of the newest message before
         is_resumed: bool = False,  # whether the run has begun before
+        keeps_ends: bool = False,  # whether ends in `positions` are those of this run
         # called now and then while no message comes; whether an empty batch is to be yielded
         on_idle: Callable[[], bool] = lambda: False,
+        is_told_to_end: Callable[[], bool] = lambda: False,  # then no batch is yielded any more
         stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for messages that are there
     ) -> None:
         """Opens the stream; raises DataError if it cannot be read."""
         self._settings = settings
         self._decoder = decoder
         self._on_idle = on_idle
+        self._is_told_to_end = is_told_to_end
         self._stall_limit_s = stall_limit_s
         self._source = open_source(settings.url)
         self._looked_s = time.monotonic()
@@ -118,7 +128,15 @@ class StreamData:
         self._untold = {each: start_of(each) for each in own if each not in positions}
         self._positions = {each: positions.get(each, self._untold.get(each, START)) for each in own}
         is_to_now = settings.url.end == "latest"
-        self._ends = {each: self._source.last_of(each) for each in own} if is_to_now else None
+        known = {**positions, **(sent_positions or {})} if keeps_ends else {}
+        self._ends: dict[str, str] | None = None
+        if is_to_now:
+            self._ends = {
+                k: known[f"{END}{k}"] if f"{END}{k}" in known else self._source.last_of(k)
+                for k in own
+            }
+            self._untold |= {f"{END}{k}": at for k, at in self._ends.items()}
+        self._owes_ends = is_to_now and not all(f"{END}{each}" in known for each in own)
         self._sent = sent
         self._sent_positions = {
             k: v for k, v in (sent_positions or {}).items() if k in self._positions
@@ -133,6 +151,8 @@ class StreamData:
         self.late = 0  # messages that came after one of a later time
         self.latest_ms = 0  # the most that one was behind
         self.left_out = 0  # messages that were too late, by the option `late`
+        # late messages by `LATE_S`, with those beyond, and their seconds behind the newest one
+        self.lateness = {name: [0.0] * (len(LATE_S) + 2) for name in ("trained", "left_out")}
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before. Of several threads one may take two.
         self._most_owed = 1 if settings.thread_num == 1 else 2 * settings.thread_num
@@ -182,7 +202,7 @@ class StreamData:
         def yielded(pieces: Sequence[Batch]) -> tuple[Batch, StreamPosition]:
             nonlocal rows
             rows += sum(piece.size for piece in pieces)
-            told, self._untold = self._untold, {}
+            told, self._untold, self._owes_ends = self._untold, {}, False
             batch = joined(pieces) if pieces else empty_batch(self._settings.schema)
             self._owed = self._most_owed if batch.size else self._owed - 1
             end = before_ms if before_ms < FOREVER else None
@@ -192,6 +212,8 @@ class StreamData:
 
         if self._sent:
             yield from map(yielded, self._sent_batches())
+            if self._sent:
+                return
         held: list[Batch] = []
         size, batch_size = 0, self._settings.batch_size
         most = max_rows or FOREVER
@@ -199,8 +221,12 @@ class StreamData:
         while rows + size < most:
             left = 0 if self._rows is None else self._rows.left
             if not left and not self._read(before_ms):
+                if self._is_told_to_end():
+                    return  # rows that are held are read again, with those that would have come
                 is_idle = max_rows and time.monotonic() - last_s > IDLE_PASS_S
                 if is_idle or self._is_at_end(before_ms):
+                    if self._owes_ends and not held:
+                        yield yielded([])
                     break
                 if held or self._owed > 0 or self._on_idle():
                     batch, position = yielded(held)
@@ -249,10 +275,14 @@ class StreamData:
         found = []
         for message in messages:
             behind_ms = self._time_ms - message.time_ms
+            is_out = behind_ms > self._settings.url.late_ms
             if behind_ms > 0:
                 self.late += 1
                 self.latest_ms = max(self.latest_ms, behind_ms)
-            if behind_ms > self._settings.url.late_ms:
+                counts = self.lateness["left_out" if is_out else "trained"]
+                counts[bisect_left(LATE_S, behind_ms / 1000)] += 1
+                counts[-1] += behind_ms / 1000
+            if is_out:
                 self.left_out += 1
                 message = replace(message, value=b"")  # noqa: PLW2901 (no rows)
             self._time_ms = max(self._time_ms, message.time_ms)
@@ -283,6 +313,7 @@ class StreamData:
                 time_column=url.time,
                 most_merged=self._most_merged,
                 stall_limit_s=self._stall_limit_s,
+                is_told_to_end=self._is_told_to_end,
             )
             self._after = _partly_read(self._positions)
         elif self._ends is None and time.monotonic() - self._looked_s > LOOK_S:
@@ -315,10 +346,12 @@ class StreamData:
                 source, starts, ends=ends, time_column=time_column, stall_limit_s=limit_s
             )
             messages: list[Message] = []
-            while not merger.is_over:
+            while not merger.is_over and not self._is_told_to_end():
                 messages += merger.take(FOREVER, IDLE_S)
         finally:
             source.close()
+        if self._is_told_to_end():
+            return
         kept = self._without_late(messages)
         found = self._decoder.rows(kept, _partly_read(starts), before) if kept else None
         for number in range(sent):
@@ -371,6 +404,17 @@ def newest_ms(workers: Mapping[int, WorkerProgress]) -> int:
 
 def _positions_of(workers: Mapping[int, WorkerProgress]) -> list[StreamPosition]:
     return [found for each in workers.values() if (found := position_of(each)) is not None]
+
+
+def without_ends(progress: Mapping[int, WorkerProgress]) -> dict[int, WorkerProgress]:
+    """Returns the progress for another run, which has ends of its own."""
+    return {
+        worker: replace(
+            each,
+            partitions={k: v for k, v in each.partitions.items() if not k.startswith(END)},
+        )
+        for worker, each in progress.items()
+    }
 
 
 def dealt_again(

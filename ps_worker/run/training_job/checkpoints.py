@@ -7,6 +7,7 @@ from functools import partial
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import CheckpointError, UsageError
+from ctr_ps.protos.store import StoreStatus
 from ctr_ps.ps_server.checkpoint.files.manifest import BEST, PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import begin_gate, best_in, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
@@ -72,7 +73,7 @@ class JobCheckpoints:
         self._confirm = partial(start.confirm, run)
         is_on = run.is_first and bool(self._job.checkpoint.dir)
         self._saver = _saver_of(self._job, run, start.earlier, self._confirm) if is_on else None
-        self._saved_examples = 0  # of a stream, by all workers, before the last checkpoint
+        self._saved_examples = 0  # by all workers, before the last checkpoint
         files = plan.train_files if is_on else ()
         self._values = values_of_job(self._job, plan.schema, files)
 
@@ -100,19 +101,32 @@ class JobCheckpoints:
         saver, run = self._saver, self._run
         if saver is None or not self._job.checkpoint.is_within_epochs:
             return None
+        return lambda: saver.after_step(run.progress.steps, lambda: self._begin_within(each))
 
-        def begin() -> Mapping[str, bytes]:
-            run.settle()
-            return self._attachments(each, is_between_epochs=False)
+    def save_when_told(self, each: Pass) -> None:
+        """Saves what was trained since the last checkpoint, as this worker ends in the middle of a pass."""
+        saver, files = self._saver, self._job.train.epochs if self._plan.train_files else 0
+        is_within = self._job.checkpoint.is_within_epochs
+        if saver is None or not (is_within or (self._job.data.stream and each.number > files)):
+            return
+        if self._run.store.status().num_examples == self._saved_examples:
+            saver.wait()
+        else:
+            saver.save_within(self._run.progress.steps, lambda: self._begin_within(each))
 
-        return lambda: saver.after_step(run.progress.steps, begin)
+    def _begin_within(self, each: Pass) -> Mapping[str, bytes]:
+        self._run.settle()
+        return self._attachments(each, is_between_epochs=False)
 
-    def is_due_in_lull(self) -> bool:
-        """Whether, without a message for worker 0, a checkpoint is due of what was trained since the last."""
+    def is_due_in_lull(self, status: StoreStatus | None = None) -> bool:
+        """Whether, without a message for worker 0, a checkpoint is due of what was trained since the last.
+
+        Without a `status`, whether one would be due.
+        """
         saver, step = self._saver, self._run.progress.steps
         if saver is None or not self._job.checkpoint.is_within_epochs or not saver.is_due(step):
             return False
-        return self._run.store.status().num_examples != self._saved_examples
+        return status is None or status.num_examples != self._saved_examples
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
@@ -184,8 +198,7 @@ class JobCheckpoints:
             validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,
         )
-        if self._job.data.stream:
-            self._saved_examples = self._run.store.status().num_examples
+        self._saved_examples = self._run.store.status().num_examples
         attachments = attachments_of(self._job, self._plan.schema, self._values)
         return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
 

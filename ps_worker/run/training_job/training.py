@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
-from ctr_ps.ps_worker.data.streams.stream_data import position_of
+from ctr_ps.ps_worker.data.streams.stream_data import IDLE_S, position_of
 from ctr_ps.ps_worker.job.datasets import TrainingData
 from ctr_ps.ps_worker.job.streams import TrainingStream
 from ctr_ps.ps_worker.run.plan import Plan
@@ -40,6 +40,9 @@ from ctr_ps.ps_worker.run.training_job.windows import Windows
 
 logger = logging.getLogger(__name__)
 
+ASK_S = 0.5
+"""How often a worker without rows asks in a long lull whether others wait for it."""
+
 
 @dataclass(slots=True)
 class Training:
@@ -56,6 +59,7 @@ class Training:
     is_told_to_end: Callable[[], bool]  # see `train_job`
     passes: list[PassFigures] = field(default_factory=list)  # figures of those trained
     stopped_early: bool = False  # validations got no better before the last epoch
+    _asked: tuple[int, float, float] = (-1, 0.0, 0.0)  # see `_on_idle`
     _window: tuple[int, float] = (0, 0.0)  # on which all had agreed before; see `Windows`
 
     def train(self, earlier: EarlierRun | None) -> None:
@@ -104,10 +108,17 @@ class Training:
         if self.stream is not None and has_stream:
             start = position_of(run.earlier_progress)
             is_resumed = first > 1 + (last if self.plan.train_files else 0)
+            before, told = run.earlier_progress, self.is_told_to_end
             with closing(
-                self.stream.open(run.earlier_progress, self._on_idle, is_resumed=is_resumed)
+                self.stream.open(
+                    before,
+                    self._on_idle,
+                    told,
+                    is_resumed=is_resumed,
+                    keeps_ends=run.is_replacement,
+                )
             ) as stream:
-                run.progress.lag = stream.lag
+                run.progress.lag, run.progress.lateness = stream.lag, stream.lateness
                 named = ", ".join(stream.partitions) or "no partition"
                 logger.info("worker %d reads %s of %s", run.worker, named, self.stream.name)
                 windows = Windows(stream, run, self.stream.length, start, self._window)
@@ -116,13 +127,24 @@ class Training:
     def _on_idle(self) -> bool:
         """Says whether to train an empty batch while the stream of this worker has no rows.
 
-        With that, training sees that it is told to end, or saves, and in synchronous steps others go on.
+        With that, training saves, and in synchronous steps others go on.
         """
         run = self.run
+        run.require_place()
         run.communicator.let_others_begin()
         is_sync = self.plan.job.strategy.is_sync and run.num_workers > 1
-        is_awaited = is_sync and run.worker in run.store.status().awaited
-        return is_awaited or self.is_told_to_end() or self.checkpoints.is_due_in_lull()
+        step, now = run.progress.steps, time.monotonic()
+        last_step, pause_s, next_s = self._asked
+        if not (is_sync or self.checkpoints.is_due_in_lull()) or (
+            step == last_step and now < next_s
+        ):
+            return False
+        status = run.store.status()
+        is_awaited = is_sync and run.worker in status.awaited
+        is_wanted = is_awaited or self.checkpoints.is_due_in_lull(status)
+        pause_s = 0.0 if is_wanted or step != last_step else min(2 * pause_s + IDLE_S, ASK_S)
+        self._asked = step, pause_s, now + pause_s
+        return is_wanted
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
@@ -175,13 +197,13 @@ class Training:
         """Trains on the batches of a pass; returns the seconds of validations between two of them."""
         after_step, steps = self.checkpoints.after_step_of(each), self.validator.steps
         if not steps.is_on:
-            self._train(batches, after_step)
+            self._train(each, batches, after_step)
             return 0.0
         stretches, seconds = Stretches(batches), 0.0
         steps.begin_stretch()
         for number in itertools.count(1):
             if not self.run.is_repeating:
-                self._train(stretches.take(steps.left), after_step)
+                self._train(each, stretches.take(steps.left), after_step)
             if not steps.goes_on(f"{each.name}-steps-{number}", stretches):
                 break
             seconds += self._validate_within(each, f"{each.name}-validated-{number}")
@@ -189,9 +211,12 @@ class Training:
                 break
         return seconds
 
-    def _train(self, batches: Iterator[Positioned], after_step: Callable[[], None] | None) -> None:
+    def _train(
+        self, each: Pass, batches: Iterator[Positioned], after_step: Callable[[], None] | None
+    ) -> None:
         self.run.train(batches, after_step=after_step, is_told_to_end=self.is_told_to_end)
         if self.is_told_to_end():
+            self.checkpoints.save_when_told(each)
             self.run.end_early()
             logger.info("ended by SIGTERM step=%d", self.run.progress.steps)
             raise SystemExit(EXIT_CODE)

@@ -5,6 +5,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,14 @@ def test_figures_are_those_of_the_progress() -> None:
     progress.lag = lambda: {"clicks/0": 7, "clicks/1": 0}
     assert value("stream_lag_messages", partition="clicks/0") == 7
     assert value("stream_lag_messages", partition="clicks/1") == 0
+    progress.lateness = {"trained": [2, 1, 0, 0, 0, 0, 0, 4, 9.5]}
+    late = partial(value, outcome="trained")
+    assert [late("stream_late_seconds_bucket", le=le) for le in ("1.0", "10.0", "86400.0")] == [
+        2,
+        3,
+        3,
+    ]
+    assert (late("stream_late_seconds_count"), late("stream_late_seconds_sum")) == (7, 9.5)
 
 
 def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
@@ -77,8 +86,9 @@ def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
     progress.add(np.array([1, 0], np.float32), np.array([0.5, 0.5], np.float32), loss_sum=1.0)
     progress.held = 0
     progress.lag = lambda: {"clicks/0": 7}
+    progress.lateness = {"trained": [0.0] * 9}
     names = {
-        sample.name
+        re.sub("_(bucket|count|sum)$", "", sample.name)
         for family in WorkerMetrics(progress, lambda: 0).collect()
         for sample in family.samples
     }

@@ -138,11 +138,27 @@ def test_a_partition_that_is_full_is_not_polled_while_another_is_waited_for() ->
     assert {each.partition for each in first[:2]} == {"a", "b"}
 
 
-def test_a_partition_whose_messages_never_come_is_named() -> None:
-    class Silent(MemorySource):
-        def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
-            return []
+class Silent(MemorySource):
+    def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
+        return []
 
+
+@pytest.mark.timeout(10)
+def test_a_process_that_is_told_to_end_waits_for_no_broker() -> None:
+    told = iter([False] * 3 + [True] * 9)
+    merger = Merger(
+        Silent(of_times({"a": [1]})),
+        {"a": ""},
+        stall_limit_s=600.0,
+        is_told_to_end=lambda: next(told),
+    )
+
+    assert merger.take(float("inf"), 0.0) == []
+    assert merger.next_ms() is None
+    assert not merger.is_over
+
+
+def test_a_partition_whose_messages_never_come_is_named() -> None:
     merger = Merger(Silent(of_times({"a": [1]})), {"a": ""}, stall_limit_s=0.1)
 
     with pytest.raises(DataError, match=r"partition a has messages, but none came for 0\.1 s"):

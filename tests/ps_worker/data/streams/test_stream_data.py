@@ -23,12 +23,15 @@ from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.data.streams.decoding import Lost, MessageDecoder
 from ctr_ps.ps_worker.data.streams.source import stream_url
 from ctr_ps.ps_worker.data.streams.stream_data import (
+    END,
+    LATE_S,
     StreamData,
     StreamPosition,
     StreamSettings,
     dealt_again,
     newest_ms,
     position_of,
+    without_ends,
 )
 from tests.support.streams import MemorySource, Messages, clicks
 
@@ -71,6 +74,11 @@ def data(
 def items(batch: Batch) -> list[int]:
     """The keys of slot "item", of which each row has its own."""
     return batch.keys[1::2].tolist()
+
+
+def places(position: StreamPosition) -> dict[str, str]:
+    """Where reading is in each partition, without its end."""
+    return {name: at for name, at in position.partitions.items() if not name.startswith(END)}
 
 
 def rows_of(messages: Messages) -> list[int]:
@@ -123,8 +131,8 @@ def test_a_position_inside_a_message_has_the_row_in_it(stream: Any) -> None:
 
     batches = data(batch_size=3).batches(1)
 
-    assert next(batches)[1].partitions == {"clicks/0": "1 +2"}
-    assert next(batches)[1].partitions == {"clicks/0": "1"}
+    assert places(next(batches)[1]) == {"clicks/0": "1 +2"}
+    assert places(next(batches)[1]) == {"clicks/0": "1"}
 
 
 def _line(number: int) -> bytes:
@@ -223,7 +231,7 @@ def test_bad_rows_are_counted_and_kept_and_no_place_is_lost(stream: Any) -> None
 
     assert batch.size == 3
     assert not rest
-    assert position.partitions == {"clicks/0": "3"}
+    assert places(position) == {"clicks/0": "3"}
     assert [(each.message.offset, each.line, each.value) for each in lost] == [
         ("0", 1, b"not JSON"),
         ("1", 0, b"\xff{"),
@@ -296,7 +304,7 @@ def test_json_csv_and_arrow_are_formats_of_messages(stream: Any) -> None:
         assert batch.labels.tolist() == [1, 0, 1], format
         expected = [key_of(1, "a"), key_of(2, "x"), key_of(1, "b"), key_of(2, "y")]
         np.testing.assert_array_equal(batch.keys[:4], np.array(expected, np.uint64))
-        assert position.partitions == {"clicks/0": "1 +1"}
+        assert places(position) == {"clicks/0": "1 +1"}
 
 
 def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +330,7 @@ def test_a_stream_without_an_end_yields_what_there_is(monkeypatch: pytest.Monkey
     assert not were_asked
     assert asked[:2] == [False, True]
     assert items(found) == rows_of({"clicks/1": source.messages["clicks/1"]})
-    assert position.partitions == {"clicks/1": "0"}
+    assert places(position) == {"clicks/1": "0"}
 
 
 def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,8 +345,67 @@ def test_new_partitions_are_read_from_their_start(monkeypatch: pytest.MonkeyPatc
     found = next((batch, at) for batch, at in batches if batch.size)
 
     assert items(found[0]) == rows_of({"clicks/1": source.messages["clicks/1"]})
-    assert found[1].partitions == {"clicks/1": "0"}
+    assert places(found[1]) == {"clicks/1": "0"}
     assert reader.partitions == ["clicks/0", "clicks/1"]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_process_in_a_lost_ones_place_reads_to_the_same_end(
+    stream: Any, *, is_empty: bool
+) -> None:
+    stream["messages"] = {"clicks/0": [] if is_empty else clicks(20)}
+    before = rows_of(stream["messages"])
+    (batch, position), *_ = data().batches(1)
+    later = clicks(5, seed=1, start_ms=10**6)
+    stream["messages"]["clicks/0"] += later
+
+    found = {
+        keeps_ends: [
+            key
+            for batch, _ in data(position.partitions, keeps_ends=keeps_ends).batches(1)
+            for key in items(batch)
+        ]
+        for keeps_ends in (True, False)
+    }
+
+    assert items(batch) + found[True] == before
+    assert items(batch) + found[False] == rows_of(stream["messages"]), "another run"
+    progress = WorkerProgress(
+        incarnation=0, sequence=0, step=1, position="", partitions=position.partitions
+    )
+    assert without_ends({0: progress})[0].partitions.keys() == {"clicks/0"}
+
+
+def test_rows_that_wait_for_more_when_told_to_end_are_not_trained(stream: Any) -> None:
+    """A batch of them would be another one than that of an undisturbed run."""
+    stream["messages"] = {"clicks/0": clicks(2, rows=1)}
+    told: list[bool] = []
+
+    def is_told_to_end() -> bool:
+        told.append(len(told) > 1)
+        return told[-1]
+
+    reader = data(options="", is_told_to_end=is_told_to_end)
+
+    assert list(reader.batches(1)) == []
+    assert True in told
+
+
+def test_late_messages_are_counted_by_how_late_they_are(stream: Any) -> None:
+    behind_s = [0.5, 1.0, 1.5, 7200.0, 7201.0, 90000.0, 0.0]
+    stream["messages"] = {
+        "clicks/0": [(10**8, _line(0))]
+        + [(10**8 - int(1000 * each), _line(number)) for number, each in enumerate(behind_s, 1)]
+    }
+
+    reader = data(options="?end=latest&late=2 h")
+    list(reader.batches(1))
+
+    assert LATE_S == (1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
+    assert reader.lateness == {
+        "trained": [2, 1, 0, 0, 0, 1, 0, 0, 0.5 + 1.0 + 1.5 + 7200.0],
+        "left_out": [0, 0, 0, 0, 0, 1, 0, 1, 7201.0 + 90000.0],
+    }
 
 
 def test_messages_that_are_too_late_are_left_out_and_counted(
@@ -363,7 +430,7 @@ def test_messages_that_are_too_late_are_left_out_and_counted(
     assert resumed == kept[3:]
     assert first.time_ms == 50, "it would leave out rows that are not late"
     assert (reader.late, reader.left_out, reader.latest_ms) == (3, 2, 101)
-    assert position.partitions == {"clicks/0": "6"}
+    assert places(position) == {"clicks/0": "6"}
     assert position.time_ms == 200
 
 
