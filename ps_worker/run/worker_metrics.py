@@ -84,8 +84,8 @@ class WorkerMetrics(Collector):
             "How far late messages of a stream were behind the newest one before them.",
             labels=["outcome"],
         )
-        for outcome, (*counts, total_s) in self._progress.lateness.items():
-            buckets = zip([*map(str, LATE_S), "+Inf"], accumulate(counts), strict=True)
+        for outcome, (*numbers, total_s) in self._progress.lateness.items():
+            buckets = zip([*map(str, LATE_S), "+Inf"], accumulate(numbers), strict=True)
             late.add_metric([outcome], list(buckets), total_s)
         yield late
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import redis
 
-from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
 
 _POLLED = 1000
 _LARGEST = 2**64 - 1
 _FIRST = "0-0"  # before all ids
+_NOTHING = {"entries-added": 0, "length": 0, "last-generated-id": b"0-0", "first-entry": None}
 _RETRIES = 5
 _RETRIES_LATER = 66  # ten minutes
 
@@ -35,7 +36,7 @@ class RedisSource:
         self.at_end: set[str] = set()
         self._ids: dict[str, str] = {}
         self._ends: dict[str, str] = {}  # ids that were the last ones
-        # The entries ever added up to the one polled last, as far as known.
+        # The entries ever added up to the one polled last, as far as known: then lost ones are counted.
         self._counts: dict[str, int] = {}
         backoff = redis.backoff.ExponentialBackoff(cap=10, base=0.1)
         retry = redis.retry.Retry(backoff, _RETRIES)
@@ -80,8 +81,11 @@ class RedisSource:
             offset, rows = offset_and_rows(position)
             self._require_kept(partition, offset)
             self._ids[partition] = _before(offset) if rows else offset or _FIRST
-            if not offset and (added := self._added(partition)) is not None:
-                self._counts[partition] = added - self._asked("xlen", partition)
+            info = self._info(partition)
+            if not offset and "entries-added" in info:
+                self._counts[partition] = info["entries-added"] - info["length"]
+            elif not rows:
+                self._note_end(partition, info, offset)
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         if not wanted:
@@ -95,13 +99,10 @@ class RedisSource:
             key = name.decode()
             if len(entries) == _POLLED:
                 self.at_end.discard(key)
-            if self._ids[key] != self._ends.get(key):
-                self._require_kept(key, self._ids[key])
+            self._require_all(key, [number.decode() for number, _ in entries])
             self._ids[key] = self._ends[key] = entries[-1][0].decode()
             if key not in self.at_end:
                 del self._ends[key]
-            if key in self._counts:
-                self._counts[key] += len(entries)
             for number, fields in entries:
                 offset = number.decode()
                 found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
@@ -112,20 +113,30 @@ class RedisSource:
 
     def _lag_of(self, key: str, last: str) -> int:
         """Returns the number of entries after `last`; at least `_POLLED`, where more are not counted."""
-        added = self._added(key)
-        found = len(self._asked("xrange", key, f"({last}", count=_POLLED))
+        if not self._info(key)["length"]:
+            return 0
+        info, after = self._asked(
+            "transaction",
+            lambda both: (both.xinfo_stream(key), both.xrange(key, f"({last}", count=_POLLED)),
+        )
+        found, added = len(after), info.get("entries-added")
         if added is None:
             return found
         if found < _POLLED:
             self._counts[key] = added - found
-        return max(added - self._counts.get(key, added), found)
+        return max(int(added) - self._counts.get(key, added), found)
 
-    def _added(self, key: str) -> int | None:
-        """Returns the number of entries ever added; None: Redis before 7 does not count them."""
-        if not self._asked("exists", key):
-            return 0
-        found: int | None = self._asked("xinfo_stream", key).get("entries-added")
+    def _info(self, key: str) -> Mapping[str, Any]:
+        """Returns what Redis says of a stream; before version 7 it has no `entries-added`."""
+        found: Mapping[str, Any] = _NOTHING
+        if self._asked("exists", key):
+            found = self._asked("xinfo_stream", key)
         return found
+
+    def _note_end(self, key: str, info: Mapping[str, Any], offset: str) -> None:
+        """Notes how many entries were added up to an offset, if it is the last one."""
+        if info["last-generated-id"].decode() == offset and "entries-added" in info:
+            self._counts[key] = info["entries-added"]
 
     def close(self) -> None:
         self._redis.close()
@@ -139,6 +150,35 @@ class RedisSource:
         }
         return json.dumps(text).encode()
 
+    def _require_all(self, key: str, ids: Sequence[str]) -> None:
+        """Raises DataError if messages between those polled before and these were trimmed.
+
+        Counts the latter. One that was deleted by itself is no loss, and makes the number unknown.
+        """
+        last, count = self._ids[key], self._counts.pop(key, None)
+        info = self._info(key)
+        deleted = info.get("max-deleted-entry-id", b"").decode() or _FIRST
+        if _numbers(deleted) > _numbers(last):
+            count = None
+        elif count is None and last != self._ends.get(key):
+            self._require_kept(key, last)
+        if count is not None and info["first-entry"]:
+            first = info["first-entry"][0].decode()
+            passed = sum(_numbers(each) < _numbers(first) for each in ids)  # since they were polled
+            lost = info["entries-added"] - info["length"] - passed - count
+            if lost > 0 and passed < len(ids):
+                raise self._gone(key, last, ids[0], f" ({counted(lost, 'message')})")
+        if count is not None:
+            self._counts[key] = count + len(ids)
+        self._note_end(key, info, ids[-1])
+
+    def _gone(self, key: str, offset: str, first: str, number: str = "") -> DataError:
+        return DataError(
+            f"{self._url}: the first message of {key!r} is {first or 'gone'}, but the run goes on after "
+            f"{offset}, and what was between is gone{number}: start from a later checkpoint, or a new run "
+            "with start="
+        )
+
     def _require_kept(self, key: str, offset: str) -> None:
         """Raises DataError if messages after an offset were trimmed, as far as Redis tells.
 
@@ -148,20 +188,14 @@ class RedisSource:
         is_time = _numbers(offset)[1] == _LARGEST if offset else False  # one to start at
         if offset in ("", _FIRST) or is_time:
             return
-        last, first = _FIRST, ""
-        if self._asked("exists", key):
-            info = self._asked("xinfo_stream", key)
-            last = info["last-generated-id"].decode()
-            first = info["first-entry"][0].decode() if info["first-entry"] else ""
+        info = self._info(key)
+        last = info["last-generated-id"].decode()
+        first = info["first-entry"][0].decode() if info["first-entry"] else ""
         is_lost = _numbers(last) != _numbers(offset)
         if first:
             is_lost = _numbers(first) > _numbers(offset)
         if is_lost:
-            raise DataError(
-                f"{self._url}: the first message of {key!r} is {first or 'gone'}, but the run goes on after "
-                f"{offset}, and what was between is gone: start from a later checkpoint, or a new run with "
-                "start="
-            )
+            raise self._gone(key, offset, first)
 
     def _asked(self, call: str, *args: Any, **options: Any) -> Any:
         try:

@@ -254,6 +254,37 @@ def test_offsets_that_are_gone_are_named(redis_port: int, broker: Broker) -> Non
     source.close()
 
 
+@pytest.mark.parametrize("at_end", [True, False])
+def test_messages_that_are_trimmed_while_a_redis_stream_is_read_are_counted(
+    redis_port: int, *, at_end: bool
+) -> None:
+    client, key = redis.Redis(port=redis_port), f"trim-{at_end}"
+
+    def add(*numbers: int) -> None:
+        for number in numbers:
+            client.xadd(key, {"value": b"x"}, id=f"{number}-0")
+
+    add(1, 2, 3)
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/{key}"))
+    source.seek({key: "" if at_end else "3-0"})
+    if at_end:
+        read(source, 3)
+    add(4, 5)
+    client.xtrim(key, minid="4-0", approximate=False)
+    assert [each.offset for each in read(source, 2)] == ["4-0", "5-0"], "nothing is lost"
+    add(6, 7, 8, 9)
+    client.xdel(key, "6-0", "8-0")
+    assert [each.offset for each in read(source, 2)] == ["7-0", "9-0"], "they were deleted"
+    add(10, 11, 12, 13)
+    client.xtrim(key, maxlen=2, approximate=False)
+
+    with pytest.raises(
+        DataError, match=r"is 12-0, but the run goes on after 9-0, .* gone \(2 messages\)"
+    ):
+        source.poll([key], 1.0)
+    source.close()
+
+
 def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(
     redis_port: int,
 ) -> None:
