@@ -94,8 +94,8 @@ class MemorySource:
 
 
 @contextmanager
-def redis_server(folder: Path, port: int = 0) -> Iterator[int]:
-    """Runs a Redis server; yields its port, 0: a free one. Skips the test without one."""
+def redis_server(folder: Path, port: int = 0, *, keeps: bool = False) -> Iterator[int]:
+    """Runs a Redis server, which may keep its data in the folder; yields its port, 0: a free one."""
     if is_missing("redis-server"):
         pytest.skip("needs redis-server")
     log = folder / "redis.log"
@@ -105,7 +105,9 @@ def redis_server(folder: Path, port: int = 0) -> Iterator[int]:
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--dir", str(folder), "--appendonly", "no"], stdout=output, stderr=output
+            [*command, "--dir", str(folder), "--appendonly", "yes" if keeps else "no"],
+            stdout=output,
+            stderr=output,
         )
     try:
         wait_until(lambda: b"Ready to accept" in log.read_bytes())

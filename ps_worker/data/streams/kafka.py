@@ -19,6 +19,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _REQUEST_S = 30.0
+_LOOK_S = 2.0  # for new partitions
 _POLLED = 1000
 _FATAL = (
     KafkaError._AUTO_OFFSET_RESET,
@@ -62,7 +63,8 @@ class KafkaSource:
     def partitions(self) -> list[str]:
         found: list[str] = []
         for topic in self._topics:
-            ask = partial(self._consumer.list_topics, topic, timeout=_REQUEST_S)
+            timeout_s = _LOOK_S if self._assigned else _REQUEST_S
+            ask = partial(self._consumer.list_topics, topic, timeout=timeout_s)
             metadata = self._asked(ask).topics[topic]
             if metadata.error is not None or not metadata.partitions:
                 fault = metadata.error.str() if metadata.error else "it has no partitions"

@@ -4,7 +4,9 @@ The value of a message is its field `value` (option `field`); without that field
 """
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -12,12 +14,20 @@ import redis
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.streams.source import START, Message, StreamUrl, offset_and_rows
 
+logger = logging.getLogger(__name__)
+
 _POLLED = 1000
+_POLLED_FIRST = 4
 _LARGEST = 2**64 - 1
 _FIRST = "0-0"  # before all ids
 _NOTHING = {"entries-added": 0, "length": 0, "last-generated-id": b"0-0", "first-entry": None}
 _RETRIES = 5
-_RETRIES_LATER = 66  # ten minutes
+_POLLED_BYTES = 16 << 20
+"""About how many bytes are asked for at once, by the messages before; Redis counts messages alone."""
+
+
+class _AwayError(DataError):
+    """A server does not answer."""
 
 
 class RedisSource:
@@ -34,7 +44,11 @@ class RedisSource:
         self._field = str(options.pop("field", "value")).encode()
         db = options.pop("db", 0)
         self.at_end: set[str] = set()
+        self._is_away = False
+        self._polled = _POLLED_FIRST  # messages to ask for at once
+        self._largest = 1  # bytes of a message; of old ones less
         self._ids: dict[str, str] = {}
+        self._lag: dict[str, int] = {}
         self._ends: dict[str, str] = {}  # ids that were the last ones
         # The entries ever added up to the one polled last, as far as known: then lost ones are counted.
         self._counts: dict[str, int] = {}
@@ -46,13 +60,13 @@ class RedisSource:
                 **{
                     "retry": retry,
                     "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
-                    "socket_timeout": 30,
+                    "socket_timeout": 5,
                     **options,
                 },
             )
             kinds = {key: self._asked("type", key) for key in self._keys}
-            # From now on a server that is away is waited for.
-            self._redis.set_retry(redis.retry.Retry(backoff, _RETRIES_LATER))
+            # From now on `poll` is called again while a server is away.
+            self._redis.set_retry(redis.retry.Retry(backoff, 1))
         except (TypeError, ValueError) as error:
             raise UsageError(f"{url}: {error}") from error
         for key, kind in kinds.items():
@@ -88,16 +102,28 @@ class RedisSource:
                 self._note_end(partition, info, offset)
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
+        found: list[Message] = []
+        try:
+            self._poll(wanted, timeout_s, found)
+        except _AwayError as error:
+            if not self._is_away:
+                logger.warning("a server is away, and waited for: %s", error)
+            self._is_away = True
+        else:
+            self._is_away = False
+        return found
+
+    def _poll(self, wanted: Collection[str], timeout_s: float, found: list[Message]) -> None:
         if not wanted:
-            return []
+            return
         ids = {key: self._ids[key] for key in wanted}
         block = max(int(timeout_s * 1000), 0) or None  # 0 would wait for ever
-        answer = self._asked("xread", ids, count=_POLLED, block=block) or []
+        answer = self._asked("xread", ids, count=self._polled, block=block) or []
         self.at_end |= set(wanted)
-        found = []
+        self._largest = max(self._largest // 2, 1)
         for name, entries in answer:
             key = name.decode()
-            if len(entries) == _POLLED:
+            if len(entries) == self._polled:
                 self.at_end.discard(key)
             self._require_all(key, [number.decode() for number, _ in entries])
             self._ids[key] = self._ends[key] = entries[-1][0].decode()
@@ -106,25 +132,22 @@ class RedisSource:
             for number, fields in entries:
                 offset = number.decode()
                 found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
-        return found
+                self._largest = max(self._largest, len(found[-1].value))
+        if answer:
+            most = min(4 * self._polled, _POLLED_BYTES // (self._largest * len(wanted)), _POLLED)
+            self._polled = max(most, 1)
 
     def lag(self) -> Mapping[str, int]:
-        return {key: self._lag_of(key, last) for key, last in self._ids.items()}
+        with suppress(_AwayError):
+            self._lag = {key: self._lag_of(key, last) for key, last in self._ids.items()}
+        return self._lag
 
     def _lag_of(self, key: str, last: str) -> int:
-        """Returns the number of entries after `last`; at least `_POLLED`, where more are not counted."""
-        if not self._info(key)["length"]:
-            return 0
-        info, after = self._asked(
-            "transaction",
-            lambda both: (both.xinfo_stream(key), both.xrange(key, f"({last}", count=_POLLED)),
-        )
-        found, added = len(after), info.get("entries-added")
-        if added is None:
-            return found
-        if found < _POLLED:
-            self._counts[key] = added - found
-        return max(int(added) - self._counts.get(key, added), found)
+        """Returns the number of entries after `last`; or some of them, where that is unknown."""
+        info, count = self._info(key), self._counts.get(key)
+        if count is not None and "entries-added" in info:
+            return max(int(info["entries-added"]) - count, 0)
+        return len(self._asked("xrange", key, f"({last}", count=self._polled))
 
     def _info(self, key: str) -> Mapping[str, Any]:
         """Returns what Redis says of a stream; before version 7 it has no `entries-added`."""
@@ -160,7 +183,7 @@ class RedisSource:
         deleted = info.get("max-deleted-entry-id", b"").decode() or _FIRST
         if _numbers(deleted) > _numbers(last):
             count = None
-        elif count is None and last != self._ends.get(key):
+        elif count is None and last not in (self._ends.get(key), _before(ids[0])):
             self._require_kept(key, last)
         if count is not None and info["first-entry"]:
             first = info["first-entry"][0].decode()
@@ -200,6 +223,8 @@ class RedisSource:
     def _asked(self, call: str, *args: Any, **options: Any) -> Any:
         try:
             return getattr(self._redis, call)(*args, **options)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise _AwayError(f"{self._url}: {error}") from error
         except redis.RedisError as error:
             raise DataError(f"{self._url}: {error}") from error
 

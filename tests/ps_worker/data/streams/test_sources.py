@@ -11,6 +11,7 @@ import redis
 
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams.folder import FolderSource
+from ctr_ps.ps_worker.data.streams.merging import Merger
 from ctr_ps.ps_worker.data.streams.source import (
     Message,
     StreamSource,
@@ -19,7 +20,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     owner_of,
     stream_url,
 )
-from tests.support.streams import Broker
+from tests.support.streams import Broker, redis_server
 from tests.support.waiting import wait_until
 
 START_MS = 1_700_000_000_000
@@ -304,16 +305,76 @@ def test_lag_of_redis_counts_messages_far_behind_once_their_number_is_known(
     further.seek({"far": "1000-1"})
 
     assert from_start.lag() == {"far": 2_500, "absent": 0}
-    assert further.lag() == {"far": 1_000}, "at least"
-    read(from_start, 1_000)
-    assert from_start.lag()["far"] == 1_500
+    assert further.lag() == {"far": 4}, "at least"
+    first = read(from_start, 1_000)
+    assert from_start.lag()["far"] == 2_500 - len(first)
     read(further, 2_000)
     assert further.lag() == {"far": 0}
+    before = from_start.lag()["far"]
     add(7_000, first=3_001)
     assert further.lag() == {"far": 7_000}, "it was at the end, so it knows its number"
-    assert from_start.lag()["far"] == 8_500
+    assert from_start.lag()["far"] == before + 7_000
     from_start.close()
     further.close()
+
+
+def test_a_redis_server_that_goes_away_and_comes_back_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server(tmp_path, keeps=True) as port:
+        client = redis.Redis(port=port)
+        client.xadd("kept", {"value": b"1"}, id="1-0")
+        source = open_source(stream_url(f"redis://127.0.0.1:{port}/kept"))
+        source.seek({"kept": ""})
+        first = read(source, 1)
+        client.xadd("kept", {"value": b"2"}, id="2-0")
+
+    lag = source.lag()
+    assert [source.poll(["kept"], 0.1) for _ in range(2)] == [[], []]
+    assert caplog.text.count("a server is away, and waited for") == 1
+    with redis_server(tmp_path, keeps=True, port=port):
+        client.xadd("kept", {"value": b"3"}, id="3-0")
+        found = first + read(source, 2)
+
+        assert [each.value for each in found] == [b"1", b"2", b"3"]
+        assert (lag, source.lag()) == ({}, {"kept": 0})
+        source.close()
+
+
+def test_large_messages_of_redis_come_a_few_at_a_time(redis_port: int) -> None:
+    client, size = redis.Redis(port=redis_port), 5 << 20
+    for number in range(12):
+        client.xadd("large", {"value": b"x" * size}, id=f"{number + 1}-0")
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/large"))
+    source.seek({"large": ""})
+
+    assert [len(source.poll(["large"], 0.5)) for _ in range(4)] == [4, 3, 3, 2]
+    source.close()
+
+
+def test_kafka_delivers_messages_above_the_limits_of_a_fetch(broker: Broker) -> None:
+    """`fetch.message.max.bytes` and the like are no limits of a message; one is, and the client names it."""
+    value = b"x" * 400_000
+    broker.produce("large", {0: [(1, value), (2, b"y")]})
+    limits = "fetch.message.max.bytes=1000&message.max.bytes=2000&fetch.max.bytes=3000"
+    source = open_source(stream_url(f"kafka://{broker.address}/large?{limits}"))
+    source.seek({"large/0": ""})
+    assert [each.value for each in read(source, 2, ["large/0"])] == [value, b"y"]
+    source.close()
+
+
+def test_a_kafka_message_that_no_answer_has_room_for_ends_the_run(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.produce("huge", {0: [(1, b"x" * 400_000)]})
+    limits = "message.max.bytes=2000&fetch.max.bytes=3000&receive.message.max.bytes=4000"
+    source = open_source(stream_url(f"kafka://{broker.address}/huge?{limits}"))
+    merger = Merger(source, {"huge/0": ""}, stall_limit_s=1.5)
+
+    with pytest.raises(DataError, match="partition huge/0 has messages, but none came"):
+        merger.take(float("inf"), 0.0)
+    assert "increase receive.message.max.bytes" in caplog.text
+    source.close()
 
 
 def test_redis_messages_without_the_field_are_all_fields_as_json(redis_port: int) -> None:
