@@ -4,8 +4,8 @@ messages    {"click": 1, ...} | {...}\n{...} | ...         text is joined by lin
 rows        one batch, and of each row its message and its number in it
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,37 +45,45 @@ class Lost(NamedTuple):
     value: bytes
 
 
+Piece = tuple[Batch | None, NDArray[np.int64], NDArray[np.int64]]
+"""Rows, int64[n], the index of each one's message, and int64[n], its number in it, from 0."""
+
+
 @dataclass(slots=True)
 class Rows:
-    """The good rows of messages, in their order, to be taken from the front."""
+    """The good rows of messages, in their order, to be taken from the front; read piece by piece."""
 
     messages: Sequence[Message]
-    batch: Batch | None  # None without any
-    message_of: NDArray[np.int64]  # int64[n], index of each row's message
-    line_of: NDArray[np.int64]  # int64[n], number of each row in its message, from 0
-    taken: int = 0  # rows
+    pieces: Iterator[Piece]  # that were not read yet
+    batch: Batch | None = None  # the rows of the piece that was read last
+    message_of: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    line_of: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    taken: int = 0  # of these rows
     time_ms: int = 0  # of the newest message of which a position was told
     _finished: int = 0  # messages whose positions are told
 
     @property
     def left(self) -> int:
-        return 0 if self.batch is None else self.batch.size - self.taken
+        """The rows that can be taken now; 0: there are no more. Reads the next piece if it must."""
+        while self.batch is None or self.taken == self.batch.size:
+            if (piece := next(self.pieces, None)) is None:
+                return 0
+            (self.batch, self.message_of, self.line_of), self.taken = piece, 0
+        return self.batch.size - self.taken
 
     def take(self, number: int) -> tuple[Batch, Positions]:
         """Returns the next rows, at most those left, and the positions after them that have changed."""
+        stop = min(number, self.left) + self.taken
         assert self.batch is not None
-        stop = self.taken + min(number, self.left)
         found = rows_between(self.batch, self.taken, stop)
         self.taken = stop
-        last = int(self.message_of[stop - 1])
-        is_whole = stop == self.batch.size or int(self.message_of[stop]) > last
+        last, line = int(self.message_of[stop - 1]), int(self.line_of[stop - 1])
+        is_whole = not self.left or int(self.message_of[self.taken]) > last
         positions = self._positions_to(last + is_whole)
         if not is_whole:
             message = self.messages[last]
             self.time_ms = max(self.time_ms, message.time_ms)
-            positions[message.partition] = position_after(
-                message.offset, int(self.line_of[stop - 1]) + 1
-            )
+            positions[message.partition] = position_after(message.offset, line + 1)
         return found, positions
 
     def rest(self) -> Positions:
@@ -116,10 +124,9 @@ class MessageDecoder:
         self._head = ",".join(columns).encode() + b"\n" if format == "csv" else b""  # of `_of_text`
         self._format = format
         self._reader: Reader | None = None
-        self._read = (
-            self._of_files if are_files else self._of_tables if format == "arrow" else self._of_text
-        )
-        if self._read == self._of_text:
+        self._are_files = are_files
+        self._read = self._of_tables if format == "arrow" else self._of_text
+        if not are_files and self._read == self._of_text:
             self._reader = reader_of(name, schema, bad_rows, format)
             if format == "criteo":  # else the first rows decide whether rows have labels
                 self._reader = TextReader(CriteoScanner(schema, has_label=True), bad_rows)
@@ -132,13 +139,27 @@ class MessageDecoder:
         after: Mapping[tuple[str, str], int],  # rows to leave out at the start of a message
         before: Mapping[tuple[str, str], int],  # rows to read of a message; all of the others
     ) -> Rows:
-        """Returns the good rows of messages; raises BadRowError as a pass over files does."""
+        """Returns the good rows of messages; it and they raise BadRowError as a pass over files does."""
+        after, before = dict(after), dict(before)
+        pieces = self._of_files(messages) if self._are_files else iter([self._piece(messages)])
+        return Rows(messages, (self._wanted(each, messages, after, before) for each in pieces))
+
+    def _piece(self, messages: Sequence[Message]) -> Piece:
         blocks, offsets, num_lines = self._read(messages)
         starts = np.cumsum(num_lines) - num_lines
         message_of = np.searchsorted(starts + num_lines, offsets, side="right")
         line_of = offsets - starts[message_of] if offsets.size else offsets
-        batch = joined([block.rows for block in blocks]) if blocks else None
-        is_wanted = np.ones(offsets.size, np.bool_)
+        return joined([block.rows for block in blocks]) if blocks else None, message_of, line_of
+
+    def _wanted(
+        self,
+        piece: Piece,
+        messages: Sequence[Message],
+        after: Mapping[tuple[str, str], int],
+        before: Mapping[tuple[str, str], int],
+    ) -> Piece:
+        batch, message_of, line_of = piece
+        is_wanted = np.ones(line_of.size, np.bool_)
         for index, message in enumerate(messages) if after or before else ():
             of_message = message.partition, message.offset
             is_own = message_of == index
@@ -151,7 +172,7 @@ class MessageDecoder:
         if batch is not None and self._negatives is not None:
             batch, kept = self._sampled(batch, messages, message_of, line_of)
             message_of, line_of = message_of[kept], line_of[kept]
-        return Rows(messages, batch, message_of, line_of)
+        return batch, message_of, line_of
 
     def _sampled(
         self,
@@ -253,19 +274,17 @@ class MessageDecoder:
             first += int(num_lines[index])
         return blocks, np.concatenate(offsets) if offsets else np.empty(0, np.int64), num_lines
 
-    def _of_files(
-        self, messages: Sequence[Message]
-    ) -> tuple[list[Block], NDArray[np.int64], NDArray[np.int64]]:
-        """As `_of_text`; the lines of a file are its good rows."""
-        blocks: list[Block] = []
-        num_lines = np.zeros(len(messages), np.int64)
+    def _of_files(self, messages: Sequence[Message]) -> Iterator[Piece]:
+        """Yields a block of rows at a time; a row's number in a file is that among its good rows."""
         for index, path in enumerate(each.value.decode() for each in messages):
-            if path:
-                reader = reader_of(path, self._schema, self._bad_rows, self._format)
-                own = list(reader.blocks(FileSplit(path)))
-                num_lines[index] = sum(block.rows.size for block in own)
-                blocks += own
-        return blocks, np.arange(num_lines.sum()), num_lines
+            first = 0
+            if not path:
+                continue
+            reader = reader_of(path, self._schema, self._bad_rows, self._format)
+            for block in reader.blocks(FileSplit(path)):
+                line_of = first + np.arange(block.rows.size)
+                yield block.rows, np.full(line_of.size, index), line_of
+                first += line_of.size
 
 
 def place_in(message: Message, line: int) -> str:

@@ -5,6 +5,7 @@ committed, since positions are saved with the model.
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_S = 30.0
 _LOOK_S = 2.0  # for new partitions
+_QUIET_S = 10.0  # between two warnings of the client
 _POLLED = 1000
 _FATAL = (
     KafkaError._AUTO_OFFSET_RESET,
@@ -40,6 +42,7 @@ class KafkaSource:
         self._url = url
         self._topics = url.name.split(",")
         self.at_end: set[str] = set()
+        self._quiet_s = 0.0  # until this time
         self._paused: set[str] = set()
         self._assigned: set[str] = set()
         try:
@@ -48,6 +51,7 @@ class KafkaSource:
                     "auto.offset.reset": "error",
                     "queued.max.messages.kbytes": 16384,
                     "fetch.wait.max.ms": 50,  # else the end of a partition is known half a second later
+                    "log_level": 2,  # to stderr; what is less than that comes by `_log`
                     **url.options,
                     "bootstrap.servers": url.address,
                     "group.id": "ctr-ps",  # librdkafka asks for one; there is no group, see above
@@ -167,7 +171,9 @@ class KafkaSource:
             raise DataError(f"{self._url}: {error.args[0].str()}") from error
 
     def _log(self, error: KafkaError) -> None:
-        logger.warning("%s: %s", self._url, error.str())
+        if time.monotonic() >= self._quiet_s:  # there are many a second while a broker is away
+            self._quiet_s = time.monotonic() + _QUIET_S
+            logger.warning("%s: %s", self._url, error.str())
 
 
 def _topic_partition(partition: str, offset: int = OFFSET_BEGINNING) -> TopicPartition:

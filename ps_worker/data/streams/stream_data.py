@@ -121,7 +121,7 @@ class StreamData:
         self._source = open_source(settings.url)
         self._looked_s = time.monotonic()
         own = self._own_partitions()
-        # A file is read as a whole.
+        # A file is read block by block.
         self._most_merged = 1 if settings.url.kind == "folder" else MOST_MERGED
         # Those that no push has had yet. A partition that came since a run began is read from its start.
         start_of = (lambda _: START) if positions or is_resumed else self._source.start_of
@@ -356,10 +356,13 @@ class StreamData:
         found = self._decoder.rows(kept, _partly_read(starts), before) if kept else None
         for number in range(sent):
             part: list[Batch] = []
-            positions: Mapping[str, str] = {}
-            if found is not None and found.left:
-                taken, positions = found.take(self._settings.batch_size)
-                part = [taken]
+            positions: dict[str, str] = {}
+            size = self._settings.batch_size
+            while found is not None and size and found.left:
+                taken, of_taken = found.take(size)
+                part.append(taken)
+                size -= taken.size
+                positions |= of_taken
             self._note(self._sent_positions if number == sent - 1 else positions, found)
             self._sent -= 1
             yield part

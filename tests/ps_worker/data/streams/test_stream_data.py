@@ -17,7 +17,8 @@ from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.store import WorkerProgress
 from ctr_ps.ps_worker.data.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks import DataPosition
+from ctr_ps.ps_worker.data.blocks import Block, DataPosition
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.data.streams.decoding import Lost, MessageDecoder
@@ -374,6 +375,47 @@ def test_a_process_in_a_lost_ones_place_reads_to_the_same_end(
         incarnation=0, sequence=0, step=1, position="", partitions=position.partitions
     )
     assert without_ends({0: progress})[0].partitions.keys() == {"clicks/0"}
+
+
+def test_a_file_is_read_block_by_block(stream: Any) -> None:
+    """From the start, and from each position in it."""
+    stream["messages"] = {"clicks/0": [(1, b"a"), (2, b"b")]}
+    sizes, read = {"a": [3, 5, 4], "b": [7]}, list[int]()
+
+    class Blocks:
+        def blocks(self, split: FileSplit) -> Iterator[Block]:
+            first = 100 * (split.path == "b")
+            for size in sizes[split.path]:
+                keys = np.repeat(np.arange(first, first + size, dtype=np.uint64), 2)
+                offsets = np.arange(2 * size + 1, dtype=np.int32)
+                labels, dense = np.zeros(size, np.float32), np.empty((size, 0), np.float32)
+                read.append(size)
+                yield Block(
+                    Batch(labels=labels, dense=dense, keys=keys, offsets=offsets, num_slots=2),
+                    first,
+                )
+                first += size
+
+    def decoder() -> MessageDecoder:
+        return MessageDecoder("x", SCHEMA, lambda *_: Blocks(), BadRows(), are_files=True)
+
+    expected, found, places_of = [*range(12), *range(100, 107)], list[int](), [dict[str, str]()]
+    for batch, position in data(batch_size=2, decoder=decoder()).batches(1):
+        found += items(batch)
+        places_of.append(places(position))
+        if len(found) == 2:
+            assert read == [3], "no more than is needed"
+
+    assert found == expected
+    assert [each.get("clicks/0") for each in places_of] == [
+        None, *(f"0 +{n}" for n in (2, 4, 6, 8, 10)), "0", *(f"1 +{n}" for n in (2, 4, 6)), "1"
+    ]  # fmt: skip
+    for number, each in enumerate(places_of):
+        again = data(each, batch_size=2, decoder=decoder()).batches(1)
+        assert [key for batch, _ in again for key in items(batch)] == expected[2 * number :]
+    sent = data(batch_size=5, decoder=decoder(), sent=2, sent_positions={"clicks/0": "0 +10"})
+    batches = sent.batches(1)
+    assert [items(next(batches)[0]) for _ in range(2)] == [expected[:5], expected[5:10]]
 
 
 def test_rows_that_wait_for_more_when_told_to_end_are_not_trained(stream: Any) -> None:
