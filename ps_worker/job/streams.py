@@ -92,9 +92,9 @@ class TrainingStream:
         progress: WorkerProgress | None,
         on_idle: Callable[[], bool] = lambda: False,
         is_told_to_end: Callable[[], bool] = lambda: False,
+        keeps_ends: bool = False,
         *,
         is_resumed: bool = False,
-        keeps_ends: bool = False,
     ) -> StreamData:
         """Opens the stream where this worker was in it; None: at its start. Raises DataError.
 

@@ -442,16 +442,20 @@ class Run(AbstractContextManager["Run"]):
 
         Of a job that saves then, worker 0 ends after its batch, and others wait for that.
         """
-        saves, waits = self._job.saves_when_told, not self.is_first and self._job.strategy.is_sync
+        saves, is_waited_for = self._job.saves_when_told, self._job.cluster.on_worker_loss == "wait"
+
+        def wait_s() -> float:
+            if not saves or self._communicator is None:
+                return 0.0
+            if self.is_needed:
+                return SAVE_S
+            is_of_steps = is_waited_for and self._job.strategy.is_sync and not self.is_first
+            return STEP_S if is_of_steps else 0.0
+
         if self.is_needed:
-            termination.abort_at(
-                lambda: (self.store, self.worker),
-                wait_s=SAVE_S if saves else 0.0,
-                ends_after_batch=saves and self.is_first,
-            )
+            place, ends = (self.store, self.worker), saves and self.is_first
+            termination.abort_at(lambda: place, wait_s=wait_s, ends_after_batch=ends)
         else:
-            has_place = WorkerLoss(self._job.cluster.on_worker_loss) is WorkerLoss.WAIT
-            wait_s = STEP_S if saves and waits and has_place else 0.0
             termination.end_after_batch(self._membership.give_up, wait_s=wait_s)
 
     def end_early(self) -> None:

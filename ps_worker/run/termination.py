@@ -51,7 +51,7 @@ class Termination:
         self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
         self._is_over = threading.Event()
         self._asked_s = 0.0
-        self._wait_s = 0.0  # before it ends at its own request
+        self._wait_s: Callable[[], float] = float  # before it ends by itself
         self._place: Callable[[], Place | None] = lambda: None
         self._ends_after_batch = False
         self._give_up: Callable[[], None] | None = None
@@ -61,17 +61,19 @@ class Termination:
         self,
         place: Callable[[], Place | None],
         *,
-        wait_s: float = 0.0,
+        wait_s: Callable[[], float] = float,
         ends_after_batch: bool = False,
     ) -> None:
         """From now on, a signal aborts the job of the worker in `place`, or without one ends the process.
 
-        If it has not ended after `wait_s`; with `ends_after_batch` the signal makes `is_told_to_end` true.
+        But only if it has not ended after `wait_s` seconds. With `ends_after_batch` it is told to end, too.
         """
         self._place, self._wait_s, self._ends_after_batch = place, wait_s, ends_after_batch
 
-    def end_after_batch(self, give_up: Callable[[], None], *, wait_s: float = 0.0) -> None:
-        """From now on, a signal only makes `is_told_to_end` true, after `wait_s`.
+    def end_after_batch(
+        self, give_up: Callable[[], None], *, wait_s: Callable[[], float] = float
+    ) -> None:
+        """From now on, a signal only makes `is_told_to_end` true, after `wait_s` seconds.
 
         `give_up` is called after the grace, or if it has waited, soon after that.
         """
@@ -82,7 +84,7 @@ class Termination:
         """Whether the worker is to end by itself, after the batch that it is in."""
         if self._give_up is None:
             return self.was_asked and self._ends_after_batch
-        return self.was_asked and time.monotonic() >= self._asked_s + self._wait_s
+        return self.was_asked and time.monotonic() >= self._asked_s + self._wait_s()
 
     def start(self) -> None:
         """Handles signals to the end of the process."""
@@ -111,7 +113,7 @@ class Termination:
         self._wake.get()
         if self._is_over.is_set():
             return
-        if wait_s := self._wait_s:
+        if wait_s := self._wait_s():
             logger.warning("SIGTERM: this worker ends once worker 0 has saved, or in %g s", wait_s)
             if self._is_over.wait(wait_s):
                 return

@@ -108,15 +108,9 @@ class Training:
         if self.stream is not None and has_stream:
             start = position_of(run.earlier_progress)
             is_resumed = first > 1 + (last if self.plan.train_files else 0)
-            before, told = run.earlier_progress, self.is_told_to_end
+            own = self._on_idle, self.is_told_to_end, run.is_replacement
             with closing(
-                self.stream.open(
-                    before,
-                    self._on_idle,
-                    told,
-                    is_resumed=is_resumed,
-                    keeps_ends=run.is_replacement,
-                )
+                self.stream.open(run.earlier_progress, *own, is_resumed=is_resumed)
             ) as stream:
                 run.progress.lag, run.progress.lateness = stream.lag, stream.lateness
                 named = ", ".join(stream.partitions) or "no partition"
@@ -135,9 +129,8 @@ class Training:
         is_sync = self.plan.job.strategy.is_sync and run.num_workers > 1
         step, now = run.progress.steps, time.monotonic()
         last_step, pause_s, next_s = self._asked
-        if not (is_sync or self.checkpoints.is_due_in_lull()) or (
-            step == last_step and now < next_s
-        ):
+        is_early = step == last_step and now < next_s
+        if is_early or not (is_sync or self.checkpoints.is_due_in_lull()):
             return False
         status = run.store.status()
         is_awaited = is_sync and run.worker in status.awaited

@@ -115,23 +115,21 @@ class Validator:
         told, rule = list[Numbers](), replace(self._rule, best=-math.inf, waits=0)
         for each in self.validations[: -1 if own else None] if self._run.is_first else ():
             told = [] if rule.is_better(each) else told
-            told += [_numbers(each)] * rule.counts(each)
-            rule = rule.after(each)
-        told = told[: self._num_told]
-        told += [_numbers(None)] * (self._num_told - len(told))
-        last = self._told_at_restart(np.concatenate([following, *told, _numbers(own)]))[-4:]
+            before, rule = rule, rule.after(each)
+            told += [_numbers(each)] * (rule != before)  # else it has no figure
+        told = [*told, *[_numbers(None)] * self._num_told][: self._num_told]
+        numbers = np.concatenate([following, *told, _numbers(own)])
+        last = self._run.all_reduce(numbers, ReduceOp.MAX, RESTART)[-4:]
         if own is None:
             self._add_told(last, name_of)
 
     def recall(self, name_of: NameOf) -> Numbers:
         """Counts the validations of which `tell_at_restart` tells, and returns what is `following`."""
-        told = self._told_at_restart(np.full(2 + 4 * (self._num_told + 1), _UNKNOWN))
+        nothing = np.full(2 + 4 * (self._num_told + 1), _UNKNOWN)
+        told = self._run.all_reduce(nothing, ReduceOp.MAX, RESTART)
         for each in told[2:].reshape(-1, 4):
             self._add_told(each, name_of)
         return told[:2]
-
-    def _told_at_restart(self, numbers: Numbers) -> Numbers:
-        return self._run.all_reduce(numbers, ReduceOp.MAX, RESTART)
 
     def _add_told(self, told: Numbers, name_of: NameOf) -> None:
         epoch, step, auc, log_loss = told.tolist()
@@ -232,15 +230,11 @@ class EarlyStopping:
         """Whether a validation is better than all before it."""
         return self._score(validation) > self.best
 
-    def counts(self, validation: Validation) -> bool:
-        """Whether a validation has the figure."""
-        return not math.isnan(self._score(validation))
-
     def after(self, validation: Validation) -> Self:
         """Returns the outcome after a validation."""
         if self.is_better(validation):
             return replace(self, best=self._score(validation), waits=0)
-        if not self.counts(validation):
+        if math.isnan(self._score(validation)):
             return self
         return replace(self, waits=self.waits + 1)
 
