@@ -84,6 +84,35 @@ def test_worker_whose_job_goes_on_ends_after_its_batch() -> None:
     assert code == 7
 
 
+@pytest.mark.parametrize("ends_after_batch", [True, False])
+def test_job_goes_on_while_worker_0_saves(ends_after_batch: bool) -> None:
+    """Worker 0 ends by itself, and then the others, or at last they do."""
+    code, log = ended_by_sigterm(
+        f"""
+        import time
+        wait_s = 60.0 if {ends_after_batch} else 0.5
+        termination.abort_at(
+            lambda: (store, 1), wait_s=lambda: wait_s, ends_after_batch={ends_after_batch}
+        )
+        print("ready", flush=True)
+        start = time.monotonic()
+        while not termination.was_asked:
+            pass
+        assert termination.is_told_to_end == {ends_after_batch}
+        store.wait_version(0).result()
+        if {ends_after_batch}:
+            raise SystemExit(7)
+        try:
+            store.barrier("end", 1, step=0).result()
+        finally:
+            assert time.monotonic() - start >= 0.5
+        """,
+        grace_s=LIMIT_S,
+    )
+
+    assert code == (7 if ends_after_batch else 143), log
+
+
 @pytest.mark.parametrize("give_up", ["told.set", "threading.Event().wait"])
 def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> None:
     code, log = ended_by_sigterm(
