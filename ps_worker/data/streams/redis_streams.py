@@ -68,9 +68,12 @@ class RedisSource:
             # From now on `poll` is called again while a server is away.
             self._redis.set_retry(redis.retry.Retry(backoff, 1))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{url}: {error}") from error
+            fault = str(error).replace("AbstractConnection.__init__() got an ", "")
+            raise UsageError(f"{url}: {fault.replace('keyword argument', 'option')}") from error
         for key, kind in kinds.items():
-            if kind not in (b"stream", b"none"):
+            if kind == b"none":
+                logger.warning("%s: there is no key %r yet, it is waited for", url, key)
+            elif kind != b"stream":
                 raise DataError(f"{url}: key {key!r} is a {kind.decode()}, expected a stream")
 
     def partitions(self) -> list[str]:

@@ -120,6 +120,11 @@ class _Column:
 class JsonReader(ColumnReader):
     """Reads the columns of a schema by name. Thread-safe."""
 
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        super().__init__(schema, bad_rows)
+        self._num_seen = 0  # rows of messages
+        self._present: set[str] = set()  # columns with a value in one of these
+
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         return line_splits(path, num_splits)
 
@@ -150,7 +155,19 @@ class JsonReader(ColumnReader):
             rows = [row or {} for row in found]
             arrays = [column.array(rows, faults) for column in columns]
             batch = pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
+            if isinstance(path, Content) and self._num_seen < _HEAD_LINES:
+                self._note_absent(path, batch)
             yield from decoder.decode_good(batch, starts, faults)
+
+    def _note_absent(self, path: str, batch: pa.RecordBatch) -> None:
+        """Says which columns none of the first rows has; the first message alone may have few."""
+        parts = parts_of_vectors(self._schema)
+        names = [parts.get(name, (name,))[0] for name in batch.schema.names]
+        columns = zip(names, batch.columns, strict=True)
+        self._present |= {name for name, each in columns if each.null_count < len(each)}
+        self._num_seen += len(batch)
+        for name in {*names} - self._present if self._num_seen >= _HEAD_LINES else ():
+            logger.warning("no row at the start of %s has %r: read as missing", path, name)
 
 
 def parts_of_vectors(schema: Schema) -> dict[str, Part]:

@@ -341,6 +341,18 @@ def test_a_redis_server_that_goes_away_and_comes_back_is_waited_for(
         source.close()
 
 
+def test_a_key_that_is_not_there_yet_and_an_unknown_option_of_redis_are_named(
+    redis_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"redis://127.0.0.1:{redis_port}/not-yet"
+
+    open_source(stream_url(url)).close()
+    with pytest.raises(UsageError, match="unexpected option 'colour'"):
+        open_source(stream_url(f"{url}?colour=red"))
+
+    assert caplog.messages == [f"{url}: there is no key 'not-yet' yet, it is waited for"]
+
+
 def test_large_messages_of_redis_come_a_few_at_a_time(redis_port: int) -> None:
     client, size = redis.Redis(port=redis_port), 5 << 20
     for number in range(12):

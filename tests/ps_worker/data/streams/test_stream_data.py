@@ -241,6 +241,14 @@ def test_bad_rows_are_counted_and_kept_and_no_place_is_lost(stream: Any) -> None
     assert "partition clicks/0, offset 0, row 2" in bad_rows.first
 
 
+def test_a_slot_that_no_row_has_is_told_once(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
+    line = json.dumps({"click": 1, "user": "u1", "itme": "i1"}).encode()
+    stream["messages"] = {"clicks/0": [(1, b"\n".join([line] * 100))] * 25}
+
+    assert sum(batch.size for batch, _ in data().batches(1)) == 2_500
+    assert caplog.messages == ["no row at the start of clicks has 'item': read as missing"]
+
+
 def test_rows_without_a_click_are_sampled_alike_wherever_a_batch_begins(stream: Any) -> None:
     stream["messages"] = three_partitions()
     negatives = NegativeSampling(0.5, seed=3)
