@@ -1,0 +1,78 @@
+"""Runs seeds: python -m tests.simulation [--seeds N] [--first N] [--seconds S] [--processes N] | --seed N"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc  # noqa: F401 - others' modules keep the system's threads
+import numba  # noqa: F401
+
+# Before any of the package: it takes its threads and clocks from these modules.
+from tests.simulation import world
+
+world.install()
+
+from tests.simulation import cluster, disk, network, seeds  # noqa: E402
+
+network.install()
+disk.install()
+cluster.install()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--seed", type=int, help="one seed, with its trace")
+    parser.add_argument("--switches", action="store_true", help="tell each switch of threads")
+    parser.add_argument("--seconds", type=float, help="begin no seed after so many seconds")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    logging.getLogger().setLevel(logging.INFO)
+    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    simulator = seeds.Simulator(base / f"ctr-simulation-{os.getpid()}")
+    simulator.tells_switches = options.switches
+    try:
+        if options.seed is not None:
+            setup = seeds.setup_of(options.seed)
+            result = simulator.run(options.seed, setup, seeds.faults_of(options.seed, setup))
+            print(result.told())
+            print(f"digest {result.outcome.digest:08x}")
+            return 0 if result.is_good else 1
+        return _run_range(simulator, options)
+    finally:
+        simulator.close()
+
+
+def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
+    start = world._real.monotonic()
+    wanted = iter(range(options.first, options.first + options.seeds))
+
+    def is_over() -> bool:
+        return options.seconds is not None and world._real.monotonic() - start > options.seconds
+
+    bad, num, virtual_s, processor_s, num_faults = [], 0, 0.0, 0.0, 0
+    for result in simulator.run_all(wanted, options.processes, is_over):
+        num += 1
+        virtual_s += result.outcome.virtual_s
+        processor_s += result.processor_s
+        num_faults += len(result.faults)
+        if not result.is_good:
+            bad.append(result)
+            print(f"seed {result.seed}: {result.outcome.errors[0][:300]}", flush=True)
+    hours = virtual_s / processor_s if processor_s else 0.0
+    print(
+        f"{num} seeds from {options.first}, {len(bad)} bad, {num_faults} faults, {virtual_s:.0f} s of "
+        f"clusters in {processor_s:.0f} s of processors ({hours:.0f} cluster-hours an hour), "
+        f"{world._real.monotonic() - start:.0f} s"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # not through the system's own ends, which know of other threads

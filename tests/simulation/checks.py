@@ -1,0 +1,64 @@
+"""What must hold in every run, whatever happens in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from tests.simulation.cluster import Outcome, Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """An undisturbed synchronous run: digest of the model, and those of its checkpoints by version."""
+
+    digest: str
+    by_version: Mapping[int, str]
+
+
+def undisturbed(outcome: Outcome, checkpoints: Path) -> Undisturbed:
+    by_version = {}
+    for checkpoint in complete(checkpoints):
+        by_version[checkpoint.manifest.version] = checkpoint.digest_of_files()
+    digest = outcome.summaries["worker.0"].model_digest
+    assert digest is not None
+    return Undisturbed(digest, by_version)
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    found = []
+    for each in sorted(folder.iterdir()) if folder.exists() else []:
+        if not each.is_dir():
+            continue
+        try:
+            found.append(Checkpoint.open(str(each)))
+        except CheckpointError:
+            continue
+    return found
+
+
+def faults_of_end(
+    setup: Setup, outcome: Outcome, checkpoints: Path, expected: Undisturbed
+) -> list[str]:
+    """Returns what is wrong after a run."""
+    wrong = []
+    if outcome.code:
+        wrong.append(f"the job ended with code {outcome.code}: {outcome.reason}")
+        return wrong
+    summary = outcome.summaries.get("worker.0")
+    if summary is None:
+        return [*wrong, "worker 0 has not ended, but the job has"]
+    saved = complete(checkpoints)
+    if not saved:
+        wrong.append("there is no checkpoint")
+    if setup.mode == "sync":
+        if summary.model_digest != expected.digest:
+            wrong.append(f"digest {summary.model_digest}, undisturbed {expected.digest}")
+        if summary.examples != setup.rows:
+            wrong.append(f"{summary.examples} examples were trained, of {setup.rows}")
+        for each in saved:
+            version, digest = each.manifest.version, each.digest_of_files()
+            if digest != expected.by_version.get(version):
+                wrong.append(f"checkpoint {each.url} of version {version} is of no such moment")
+    return wrong

@@ -1,0 +1,338 @@
+"""A simulated cluster: `ps-server` and `ps-worker train` as processes of a world, under a launcher's rules.
+
+The processes are the real ones from their settings on: `Server` over an engine, an update log and handlers;
+`train_job` with a store opened as by the command. The launcher's `Supervisor` decides what follows when one
+ends. What is not real: gRPC (network.py), disks (disk.py), threads and clocks (world.py), a step's work.
+"""
+
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Supervisor, Warn
+from ctr_ps.protos.errors import CtrPsError, LogError
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
+from ctr_ps.ps_server.rpc.server import Server
+from ctr_ps.ps_server.settings import LogSync, ServerSettings
+from ctr_ps.ps_worker.cluster.open_store import open_store
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.run.membership import job_ends_by_errors
+from ctr_ps.ps_worker.run.plan import Plan, plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
+from ctr_ps.ps_worker.training import step_loop
+from tests.simulation.disk import Disk, Disks
+from tests.simulation.network import CallFault, Network
+from tests.simulation.world import Loop, Process, World, _now
+
+WAIT_LIMIT_S = 60.0
+LEASE_S = 3.0
+RESTART_S = (0.3, 3.0)  # from the end of a process to the start of the next
+STEP_S = (0.05, 1.0)  # the work of a batch
+
+KILL, PAUSE, CUT, POWER, DISK = "kill", "pause", "cut", "power", "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to a process at a time; a cut is of its link to `other`."""
+
+    kind: str  # KILL, PAUSE, CUT, POWER or DISK
+    at: float  # seconds since the beginning; of DISK, the number of the sync that fails
+    who: str
+    other: str = ""
+    seconds: float = 0.0  # how long it lasts
+
+    def __str__(self) -> str:
+        other = f" from {self.other}" if self.other else ""
+        lasts = f" for {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.kind} {self.who}{other} at {self.at:.3f}{lasts}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a seed simulates, without its faults."""
+
+    mode: str = "sync"
+    num_servers: int = 2
+    num_workers: int = 2
+    log_sync: LogSync = LogSync.OS
+    settings: tuple[str, ...] = ()  # of the job file
+    rows: int = 240
+    step_s: tuple[float, float] = STEP_S
+    limit_s: float = 900.0
+
+    def job(self, folder: Path) -> Job:
+        settings = [
+            f"strategy.mode={self.mode}",
+            "model.name=lr",
+            "train.batch_size=10",
+            f"data.train={folder / 'data'}/train-*",
+            f"data.schema={folder / 'data' / 'schema.toml'}",
+            "data.format=criteo",
+            "cluster.on_worker_loss=wait",
+            f"cluster.lease_s={LEASE_S}",
+            f"cluster.wait_timeout_s={WAIT_LIMIT_S}",
+            "cluster.stream=false",
+            "checkpoint.dir=checkpoints",
+            *self.settings,
+        ]
+        return override_job({}, settings, source="simulation")
+
+
+def write_data(folder: Path, rows: int) -> None:
+    """Writes the rows that all simulated jobs train on: two files, of numbers and values by chance."""
+    random = np.random.default_rng(7)
+    (folder / "data").mkdir()
+    (folder / "data" / "schema.toml").write_text(
+        'hash_version = 1\ndense = [{ name = "I1" }]\nslots = ["C1", "C2"]\n'
+    )
+    for part in range(2):
+        lines = [
+            f"{random.integers(2)}\t{random.integers(9)}\t{random.integers(40)}\t{random.integers(9)}\n"
+            for _ in range(rows // 2)
+        ]
+        (folder / "data" / f"train-{part}").write_text("".join(lines))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run."""
+
+    code: int = -1
+    reason: str = ""
+    summaries: dict[str, Summary] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+    num_calls: int = 0
+    num_switches: int = 0
+    digest: int = 0
+
+
+class Cluster:
+    """The processes of one job."""
+
+    def __init__(
+        self, home: World, setup: Setup, folder: Path, plan: Plan, faults: list[Fault | CallFault]
+    ) -> None:
+        self.world, self.setup, self.folder = home, setup, folder
+        self.network = Network(home, [each for each in faults if isinstance(each, CallFault)])
+        self.disks = Disks(home)
+        home.network, home.disks = self.network, self.disks  # type: ignore[attr-defined]
+        home.step_s = setup.step_s  # type: ignore[attr-defined]
+        self._plan = plan
+        self.servers = [f"server.{index}" for index in range(setup.num_servers)]
+        self.workers = [f"worker.{index}" for index in range(setup.num_workers)]
+        self._disk_of: dict[str, Disk] = {
+            name: self.disks.add(folder / name) for name in self.servers
+        }
+        self.endpoints = tuple(f"{name}:1" for name in self.servers)
+        self.running: dict[str, Process] = {}
+        self.outcome = Outcome()
+        self._supervisor = Supervisor(
+            self.servers, self.workers, Policy(max_restarts=1000, durability="log")
+        )
+        self._is_over = False
+        for fault in faults:
+            if isinstance(fault, Fault):
+                self._prepare(fault)
+
+    # From the start to the end
+
+    def run(self) -> Outcome:
+        for name in (*self.servers, *self.workers):
+            self._start(name)
+        self._look_later()
+        outcome = self.outcome
+        try:
+            self.world.run(lambda: self._is_over, self.setup.limit_s)
+        except AssertionError as error:
+            outcome.errors.append(str(error))
+        outcome.virtual_s, outcome.digest = self.world.now, self.world.digest
+        outcome.num_calls, outcome.num_switches = self.network.num_calls, self.world.num_switches
+        return outcome
+
+    def _start(self, name: str) -> None:
+        process = self.world.process(name)
+        self.running[name] = process
+        kind, _, index = name.partition(".")
+        main = self._serve if kind == "server" else self._train
+        self.world.tell(process, "starts")
+        process.start(partial(self._main, process, partial(main, process, int(index))), "main")
+
+    def _main(self, process: Process, run: Callable[[], int]) -> None:
+        try:
+            code = run()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        except CtrPsError as error:
+            code = error.exit_code
+            self.world.tell(process, f"error: {type(error).__name__}: {error}")
+        except Exception as error:
+            code = 1
+            logging.getLogger("simulation").exception("unforeseen")
+            self.outcome.errors.append(f"{process} raised {error!r}")
+        self._ended(process, code)
+
+    def _ended(self, process: Process, code: int) -> None:
+        if process.is_alive:
+            process.kill()
+            self.world.tell(process, f"ended with code {code}")
+            # Its disk has failed: somebody mends it, and starts the server again.
+            if code == LogError.exit_code and self._disk_of[process.name].has_failed:
+                is_needed = len(self.outcome.summaries) < self.setup.num_workers
+                code = -signal.SIGKILL if is_needed else 0
+            self._decide(Exited(process.name, code))
+
+    def _decide(self, event: Exited | None) -> None:
+        decision: Decision | None = self._supervisor.handle(event, self.world.now)
+        match decision:
+            case Restart(name=name):
+                self.world.at(self.world.random.uniform(*RESTART_S), partial(self._start, name))
+            case Warn(text=text):
+                self.world.tell("launcher", text)
+            case End(code=code, reason=reason):
+                self.world.tell("launcher", f"the end: code {code} {reason}")
+                self.outcome.code, self.outcome.reason = code, reason
+                self._is_over = True
+            case None:
+                pass
+            case other:
+                self.outcome.errors.append(f"unforeseen: {other}")
+                self._is_over = True
+
+    def _look_later(self) -> None:
+        if self.world.now >= self._supervisor.next_time():
+            self._decide(None)
+        self.world.at(0.5, self._look_later)
+
+    # Processes
+
+    def _serve(self, process: Process, index: int) -> int:
+        engine = Engine(
+            EngineSettings(
+                num_workers=self.setup.num_workers,
+                server_index=index,
+                num_servers=self.setup.num_servers,
+                wait_limit_s=WAIT_LIMIT_S,
+                clock=time.time,
+                monotonic=time.monotonic,
+                has_update_log=True,
+            )
+        )
+        settings = ServerSettings(
+            stream_port=None,
+            update_log=str(self._disk_of[process.name].folder),
+            log_sync=self.setup.log_sync,
+            wait_limit_s=WAIT_LIMIT_S,
+            linger_s=5.0,
+        )
+
+        async def serve() -> str:
+            server = Server(
+                engine, settings, address=self.endpoints[index], credentials=Credentials()
+            )
+            return await server.run(lambda _: self.world.tell(process, "serves"))
+
+        self.world.tell(process, f"ended: {Loop.run(serve())}")
+        return 0
+
+    def _train(self, process: Process, index: int) -> int:
+        role = WorkerRole(
+            endpoints=self.endpoints, worker_index=index, num_workers=self.setup.num_workers
+        )
+        with job_ends_by_errors(role):
+            plan = plan_with(self._plan, role)
+        with open_store(role, plan.job.cluster) as store:
+            summary = train_job(plan, store)
+        self.outcome.summaries[process.name] = summary
+        self.world.tell(process, f"trained examples={summary.examples}")
+        return 0
+
+    # Faults
+
+    def _prepare(self, fault: Fault) -> None:
+        if fault.kind == DISK:
+            self._disk_of[fault.who].fails_at.add(int(fault.at))
+            return
+        self.world.at(fault.at, partial(self._happen, fault))
+
+    def _happen(self, fault: Fault) -> None:
+        process = self.running.get(fault.who)
+        if fault.kind == CUT:
+            self.world.tell("fault", str(fault))
+            self.network.cut(fault.who, fault.other)
+            self.world.at(fault.seconds, partial(self.network.heal, fault.who, fault.other))
+            return
+        if process is None or not process.is_alive:
+            return
+        self.world.tell("fault", str(fault))
+        if fault.kind == PAUSE:
+            process.pause()
+            self.world.at(fault.seconds, process.resume)
+            return
+        process.kill()
+        if fault.kind == POWER and fault.who in self._disk_of:
+            lost = self._disk_of[fault.who].lose_power(self.world.random)
+            self.world.tell("disk", f"{fault.who} {lost}")
+        self._decide(Exited(fault.who, -signal.SIGKILL))
+
+
+def plan_with(plan: Plan, role: WorkerRole) -> Plan:
+    """Returns the plan of the same job in another role."""
+    from ctr_ps.ps_worker.job.model import trained_model
+
+    trained = trained_model(plan.job, plan.model, worker=role.worker_index)
+    return replace(plan, role=role, trained=trained, terms={**plan.terms, **role.members.terms})
+
+
+def prepared(setup: Setup, folder: Path) -> Plan:
+    """Returns the plan of a setup's job, whose data is in the folder."""
+    return plan_of(setup.job(folder))
+
+
+class TraceHandler(logging.Handler):
+    """Writes what processes log into the trace of their world."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        home = _now[0]
+        if home is None or home.current is None:
+            return
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" [{self.formatException(record)}]"
+        home.tell(home.current.process, _steady(text))
+
+    @staticmethod
+    def formatException(record: logging.LogRecord) -> str:  # noqa: N802 - as logging's
+        import traceback
+
+        assert record.exc_info is not None
+        return "".join(traceback.format_exception(*record.exc_info))
+
+
+def _steady(text: str) -> str:
+    """Leaves out what real time gives."""
+    return re.sub(r"(seconds|pause_ms|calls/s|examples_per_s)=[\d.]+", r"\1=.", text)
+
+
+def install() -> None:
+    """Lets the work of each batch take time."""
+    compute = step_loop._Thread.compute
+
+    def slow(self: Any, *args: Any) -> Any:
+        home = _now[0]
+        if home is not None and home.current is not None:
+            home.block(home.random.uniform(*home.step_s), "the work of a batch")  # type: ignore[attr-defined]
+        return compute(self, *args)
+
+    step_loop._Thread.compute = slow  # type: ignore[method-assign]

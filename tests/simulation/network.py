@@ -1,0 +1,355 @@
+"""The network between simulated processes: gRPC's channels and servers without gRPC.
+
+    client --request, after a delay--> server's loop --> the service's method --reply, after a delay--> client
+             `--lost, doubled, late, or the link is cut--'
+
+A call is as one of gRPC: it ends once, with an answer, the server's status, UNAVAILABLE or its deadline. What
+goes wrong is told by `faults`: of the n-th call of a kind from one process to another, so that a list of
+faults can be cut down and still means the same.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+
+from ctr_ps.protos.wire.stream import FailedCallError, Failure
+from tests.simulation.world import Loop, Process, Thread, World, world
+
+UNAVAILABLE, CANCELLED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
+
+DELAY_S = (2e-4, 2e-3)  # of a message
+NOTICED_S = (0.5, 8.0)  # until a process hears that a link is cut, or a machine gone
+RECONNECT_S = 0.2  # between looks of a call that waits for its server
+
+
+@dataclass(frozen=True, slots=True)
+class CallFault:
+    """What happens to the n-th call (from 0) of a name from one process to another."""
+
+    kind: str  # "request lost", "reply lost", "doubled", "late request" or "late reply"
+    client: str
+    server: str
+    call: str
+    number: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        late = f" by {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.kind}{late}: {self.call} {self.number}, {self.client} to {self.server}"
+
+
+class Network:
+    """Who listens where, which links are cut, and the calls on their way."""
+
+    def __init__(self, home: World, faults: list[CallFault]) -> None:
+        self._world = home
+        self._faults = {(f.client, f.server, f.call, f.number): f for f in faults}
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._listening: dict[str, Server] = {}
+        self._cut: Counter[frozenset[str]] = Counter()
+        self.num_calls = 0
+        self.happened: list[CallFault] = []
+        self.on_answer: list[Callable[[Process, Process, str, bytes, bytes], None]] = []
+
+    def listen(self, server: "Server", address: str) -> None:
+        if address in self._listening:
+            raise RuntimeError(f"{address} is in use")
+        self._listening[address] = server
+        server.process.when_killed.append(partial(self._is_gone, server, address))
+
+    def close(self, server: "Server", address: str) -> None:
+        if self._listening.get(address) is server:
+            del self._listening[address]
+
+    def _is_gone(self, server: "Server", address: str) -> None:
+        self.close(server, address)
+        for call in list(server.calls):
+            self._world.at(
+                self.delay(), partial(call.fail, UNAVAILABLE, "the connection was reset")
+            )
+
+    def at(self, address: str) -> "Server | None":
+        return self._listening.get(address)
+
+    def cut(self, one: str, other: str) -> None:
+        self._cut[frozenset((one, other))] += 1
+
+    def heal(self, one: str, other: str) -> None:
+        self._cut[frozenset((one, other))] -= 1
+
+    def is_cut(self, one: Process, other: Process) -> bool:
+        return self._cut[frozenset((one.name, other.name))] > 0
+
+    def delay(self) -> float:
+        return self._world.random.uniform(*DELAY_S)
+
+    def noticed(self) -> float:
+        return self._world.random.uniform(*NOTICED_S)
+
+    def fault_of(self, client: Process, server: Process, call: str) -> CallFault | None:
+        place = client.name, server.name, call
+        number = self._counts[place]
+        self._counts[place] += 1
+        fault = self._faults.get((*place, number))
+        if fault is not None:
+            self.happened.append(fault)
+            self._world.tell("network", str(fault))
+        return fault
+
+
+def network() -> Network:
+    found = world().network  # type: ignore[attr-defined]
+    assert isinstance(found, Network)
+    return found
+
+
+class Call(futures.Future[Any]):
+    """A call on its way, with what is used of a grpc.Future."""
+
+    def __init__(self, address: str, path: str, request: bytes, timeout_s: float) -> None:
+        super().__init__()
+        home = world()
+        assert home.current is not None
+        self.client = home.current.process
+        self.name = path.rpartition("/")[2]
+        self._address, self._path, self._request = address, path, request
+        self._timeout_s = timeout_s
+        self._tasks: list[tuple[Server, asyncio.Task[None]]] = []
+        self._server: Server | None = None
+        self.client.when_killed.append(self._cancel_at_server)
+        home.at(
+            self.client.real_seconds(timeout_s),
+            partial(self.fail, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+        )
+
+    # On the side of the client
+
+    def send(self, *, wait_for_ready: bool) -> None:
+        net = network()
+        if self.done() or not self.client.is_alive:
+            return
+        server = net.at(self._address)
+        if server is None or net.is_cut(self.client, server.process):
+            if wait_for_ready:
+                world().at(RECONNECT_S, partial(self.send, wait_for_ready=True))
+                return
+            late = net.delay() if server is None else net.noticed()
+            world().at(late, partial(self.fail, UNAVAILABLE, "failed to connect"))
+            return
+        net.num_calls += 1
+        self._server = server
+        server.calls.append(self)
+        fault = net.fault_of(self.client, server.process, self.name)
+        kind = "" if fault is None else fault.kind
+        if kind == "request lost":
+            world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the request was lost"))
+            return
+        late_s = fault.seconds if fault is not None and kind == "late request" else 0.0
+        loses = kind == "reply lost"
+        reply_s = fault.seconds if fault is not None and kind == "late reply" else 0.0
+        for _ in range(2 if kind == "doubled" else 1):
+            world().at(
+                net.delay() + late_s,
+                partial(self._arrive, server, loses_reply=loses, reply_s=reply_s),
+            )
+
+    def cancel(self) -> bool:
+        self.fail(CANCELLED, "cancelled")
+        return True
+
+    def code(self) -> grpc.StatusCode:
+        return UNAVAILABLE
+
+    def fail(self, code: grpc.StatusCode, details: str, metadata: Any = ()) -> None:
+        """Ends it with a status; may be called by the scheduler."""
+        self._end(lambda: self.set_exception(FailedCallError(Failure(code, details, metadata))))
+
+    def _answer(self, answer: bytes) -> None:
+        self._end(lambda: self.set_result(answer))
+
+    def _end(self, complete: Callable[[], None]) -> None:
+        if self.done() or not self.client.is_alive:
+            return
+
+        def run() -> None:
+            with suppress(futures.InvalidStateError):
+                complete()
+
+        # In a thread of the client, as gRPC's: who hears of it may wait for locks.
+        self.client.start(run, f"grpc-{self.name}")
+        self._cancel_at_server()
+
+    def _cancel_at_server(self) -> None:
+        net = network()
+        if self._server is not None and self in self._server.calls:
+            self._server.calls.remove(self)
+        with suppress(ValueError):
+            self.client.when_killed.remove(self._cancel_at_server)
+        for server, task in self._tasks:
+            if server.process.is_alive and not net.is_cut(self.client, server.process):
+                world().at(net.delay(), partial(server.tell_loop, task.cancel))
+        self._tasks.clear()
+
+    # On the side of the server
+
+    def _arrive(self, server: "Server", *, loses_reply: bool, reply_s: float) -> None:
+        net = network()
+        if not server.process.is_alive:
+            return
+        if net.is_cut(self.client, server.process):
+            world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the link is cut"))
+            return
+        if net.at(self._address) is not server:
+            self.fail(UNAVAILABLE, "the server ends")
+            return
+        server.tell_loop(partial(self._serve, server, loses_reply, reply_s))
+
+    def _serve(self, server: "Server", loses_reply: bool, reply_s: float) -> None:
+        method = server.method(self._path)
+        if method is None:
+            self.fail(grpc.StatusCode.UNIMPLEMENTED, self._path)
+            return
+        task = server.loop.create_task(self._carry_out(server, method, loses_reply, reply_s))
+        self._tasks.append((server, task))
+
+    async def _carry_out(
+        self, server: "Server", method: Any, loses_reply: bool, reply_s: float
+    ) -> None:
+        reply: Callable[[], None]
+        context = Context(self)
+        try:
+            answer = await method(self._request, context)
+        except Aborted as error:
+            reply = partial(self.fail, error.code, error.text, error.metadata)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:  # as gRPC does
+            world().tell(server.process, f"unforeseen: {self.name}: {error!r}")
+            reply = partial(self.fail, grpc.StatusCode.UNKNOWN, repr(error))
+        else:
+            for tell in network().on_answer:
+                tell(self.client, server.process, self.name, self._request, answer)
+            reply = partial(self._answer, answer)
+        net = network()
+        if loses_reply:
+            reply = partial(self.fail, UNAVAILABLE, "the reply was lost")
+        if net.is_cut(self.client, server.process):
+            world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the link is cut"))
+            return
+        world().at(net.delay() + reply_s, reply)
+
+
+class Aborted(Exception):  # noqa: N818 - it carries a status
+    def __init__(self, code: grpc.StatusCode, text: str, metadata: Any) -> None:
+        super().__init__(text)
+        self.code, self.text, self.metadata = code, text, metadata
+
+
+class Context:
+    """What is used of grpc.aio.ServicerContext."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", metadata: Any = ()) -> None:
+        raise Aborted(code, details, metadata)
+
+    def peer(self) -> str:
+        return f"ipv4:{self._call.client.name}:1"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+class Channel:
+    """A grpc.Channel to an address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_closed = False
+        self._open: list[Call] = []
+
+    def unary_unary(self, path: str, **_: Any) -> Any:
+        def future(request: bytes, timeout: float, metadata: Any, wait_for_ready: bool) -> Call:
+            if self._is_closed:
+                raise ValueError("Cannot invoke RPC on closed channel!")
+            call = Call(self._address, path, request, timeout)
+            self._open = [each for each in self._open if not each.done()]
+            self._open.append(call)
+            call.send(wait_for_ready=wait_for_ready)
+            return call
+
+        return SimpleNamespace(future=future)
+
+    def unary_stream(self, path: str, **_: Any) -> Any:
+        """A watch of health, which stays open."""
+        return lambda *_, **__: SimpleNamespace(done=lambda: False)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None  # other kinds of methods, which nobody calls
+
+    def close(self) -> None:
+        self._is_closed = True
+        for call in self._open:
+            call.cancel()
+
+
+class Server:
+    """A grpc.aio.Server in the current process."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        home = world()
+        assert home.current is not None
+        self.process: Process = home.current.process
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, Loop)
+        self.calls: list[Call] = []
+        self._handlers: list[Any] = []
+        self._methods: dict[str, Any] = {}
+        self._address = ""
+        self._thread: Thread = home.current
+
+    def add_generic_rpc_handlers(self, handlers: tuple[Any, ...]) -> None:
+        self._handlers += handlers
+
+    def add_insecure_port(self, address: str) -> int:
+        network().listen(self, address)
+        self._address = address
+        return int(address.rpartition(":")[2])
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self, grace: float | None) -> None:
+        network().close(self, self._address)
+        until = self.loop.time() + (grace or 0.0)
+        while self.calls and self.loop.time() < until:
+            await asyncio.sleep(0.05)
+        for call in list(self.calls):
+            call.fail(CANCELLED, "the server ends")
+
+    def method(self, path: str) -> Any:
+        if path not in self._methods:
+            details: Any = SimpleNamespace(method=path, invocation_metadata=())
+            found = [handler.service(details) for handler in self._handlers]
+            self._methods[path] = next((each.unary_unary for each in found if each), None)
+        return self._methods[path]
+
+    def tell_loop(self, do: Callable[[], object]) -> None:
+        """Has the server's loop do something; by the scheduler."""
+        if self.process.is_alive and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(do)
+
+
+def install(patched: Mapping[str, Any] | None = None) -> None:
+    """Puts these over gRPC's, for all of this process."""
+    grpc.aio.server = Server
+    grpc.insecure_channel = lambda address, options=(): Channel(address)

@@ -1,0 +1,279 @@
+"""What a seed means: a setup, a list of faults, and the run of both in a process of its own."""
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ctr_ps.ps_server.settings import LogSync
+from ctr_ps.ps_worker.run.plan import Plan
+from tests.simulation import checks
+from tests.simulation.cluster import (
+    CUT,
+    DISK,
+    KILL,
+    PAUSE,
+    POWER,
+    Cluster,
+    Fault,
+    Outcome,
+    Setup,
+    TraceHandler,
+    prepared,
+    write_data,
+)
+from tests.simulation.network import CallFault
+from tests.simulation.world import World, entered
+
+AnyFault = Fault | CallFault
+
+CALLS = (
+    ("PushPull", 30),
+    ("PushGrad", 30),
+    ("PullSparse", 30),
+    ("PullDense", 30),
+    ("Barrier", 4),
+    ("AllReduce", 4),
+    ("Join", 4),
+    ("Leave", 2),
+    ("CreateTable", 2),
+    ("CreateDense", 2),
+    ("Renew", 8),
+    ("Snapshot", 4),
+    ("Save", 4),
+    ("WaitVersion", 6),
+    ("GetStatus", 4),
+)
+CALL_FAULTS = ("request lost", "reply lost", "doubled", "late request", "late reply")
+
+
+def setup_of(seed: int) -> Setup:
+    """Returns the cluster and the job of a seed."""
+    random = Random(f"setup {seed}")
+    saves = random.choice(((), ("checkpoint.every_steps=5",), ("checkpoint.every_s=1.5",)))
+    deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
+    return Setup(
+        mode="sync" if random.random() < 0.7 else random.choice(("half_async", "async")),
+        num_servers=random.choice((1, 2, 2, 3)),
+        num_workers=random.choice((1, 2, 2, 3)),
+        log_sync=random.choice(tuple(LogSync)),
+        settings=(*saves, *deltas),
+    )
+
+
+def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
+    """Returns what happens to a seed's cluster; an undisturbed one takes 10 to 20 s."""
+    random = Random(f"faults {seed}")
+    servers = [f"server.{index}" for index in range(setup.num_servers)]
+    workers = [f"worker.{index}" for index in range(setup.num_workers)]
+
+    def fault() -> AnyFault:
+        at, server, worker = (
+            random.uniform(0.2, 20.0),
+            random.choice(servers),
+            random.choice(workers),
+        )
+        anybody = random.choice((server, worker))
+        match random.choice(("kill", "kill", "pause", "cut", "power", "disk", *["call"] * 6)):
+            case "kill":
+                return Fault(KILL, at, anybody)
+            case "pause":
+                return Fault(PAUSE, at, anybody, seconds=random.choice((0.3, 2.0, 8.0)))
+            case "cut":
+                return Fault(CUT, at, worker, server, seconds=random.uniform(0.1, 6.0))
+            case "power" if setup.log_sync is LogSync.FSYNC:
+                return Fault(POWER, at, server)
+            case "power":
+                return Fault(KILL, at, server)
+            case "disk":
+                return Fault(DISK, random.randint(2, 40), server)
+        call, most = random.choice(CALLS)
+        seconds = round(random.expovariate(1.0), 2)
+        number, kind = random.randrange(most), random.choice(CALL_FAULTS)
+        return CallFault(kind, worker, server, call, number, seconds if "late" in kind else 0.0)
+
+    return [fault() for _ in range(random.choice((0, 1, 2, 3, 4, 6, 10)))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one run."""
+
+    seed: int
+    setup: Setup
+    faults: Sequence[AnyFault]
+    outcome: Outcome
+    trace: Sequence[str]
+    processor_s: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        return not self.outcome.errors
+
+    def told(self) -> str:
+        """Returns the trace of a run, as it is to be read."""
+        setup, outcome = self.setup, self.outcome
+        head = [
+            f"seed {self.seed}: {setup.mode}, {setup.num_servers} servers, {setup.num_workers} workers, "
+            f"log {setup.log_sync.value}, {' '.join(setup.settings) or 'no saves between steps'}",
+            *(f"  fault: {each}" for each in self.faults),
+        ]
+        tail = [f"WRONG: {each}" for each in outcome.errors] or ["all as it should be"]
+        return "\n".join([*head, *self.trace, *tail])
+
+
+class Simulator:
+    """Makes runs, each in a fork of this process, which has all that they share."""
+
+    def __init__(self, folder: Path) -> None:
+        """Works in a folder that does not exist yet."""
+        self._folder = folder
+        folder.mkdir(parents=True)
+        write_data(folder, Setup().rows)
+        self._plans: dict[Setup, Plan] = {}
+        self._undisturbed: dict[int, checks.Undisturbed] = {}
+        self.tells_switches = False
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def plan(self, setup: Setup) -> Plan:
+        if setup not in self._plans:
+            self._plans[setup] = prepared(setup, self._folder)
+        return self._plans[setup]
+
+    def undisturbed(self, num_workers: int) -> checks.Undisturbed:
+        """Returns what synchronous training of so many workers gives, on one server, after each step."""
+        if num_workers not in self._undisturbed:
+            setup = Setup(
+                num_servers=1,
+                num_workers=num_workers,
+                settings=("checkpoint.every_steps=1",),
+                step_s=(1.0, 1.0),  # so that each step is saved
+            )
+            run = self._folder / f"undisturbed-{num_workers}"
+
+            def of() -> checks.Undisturbed:
+                result = self._run_here(0, setup, [], run, is_checked=False)
+                assert result.is_good, result.told()
+                return checks.undisturbed(result.outcome, run / "checkpoints")
+
+            self._undisturbed[num_workers] = of()
+        return self._undisturbed[num_workers]
+
+    def prepare(self, setups: Sequence[Setup]) -> None:
+        """Makes what runs of these setups need, so that forks have it."""
+        for setup in setups:
+            self.plan(setup)
+            self.undisturbed(setup.num_workers)
+
+    def start(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> "Running":
+        """Starts a run in a fork."""
+        self.prepare([setup])
+        sys.stdout.flush()
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(write)
+            return Running(pid, read)
+        code = 1
+        try:
+            os.close(read)
+            run = self._folder / f"run-{os.getpid()}"
+            result = self._run_here(seed, setup, faults, run, is_checked=True)
+            with os.fdopen(write, "wb") as pipe:
+                pickle.dump(result, pipe)
+            shutil.rmtree(run, ignore_errors=True)
+            code = 0
+        except BaseException:
+            logging.getLogger("simulation").exception("seed %d", seed)
+            sys.stderr.flush()
+        os._exit(code)
+
+    def run(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> Result:
+        return self.start(seed, setup, faults).result()
+
+    def run_all(
+        self, seeds: Iterator[int], num_processes: int, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Result]:
+        """Yields the results of seeds as they come, with so many runs at a time."""
+        running: list[Running] = []
+        while True:
+            while len(running) < num_processes and not is_over():
+                seed = next(seeds, None)
+                if seed is None:
+                    break
+                setup = setup_of(seed)
+                running.append(self.start(seed, setup, faults_of(seed, setup)))
+            if not running:
+                return
+            yield running.pop(0).result()
+
+    def _run_here(
+        self,
+        seed: int,
+        setup: Setup,
+        faults: Sequence[AnyFault],
+        run: Path,
+        *,
+        is_checked: bool,
+    ) -> Result:
+        start = time.process_time()
+        run.mkdir()
+        os.chdir(run)
+        root, handler = logging.getLogger(), TraceHandler()
+        root.addHandler(handler)
+        home = World(seed)
+        home.short = {str(run): "~", str(self._folder): "~"}
+        home.tells_switches = self.tells_switches
+        try:
+            with entered(home):
+                cluster = Cluster(home, setup, run, self.plan(setup), list(faults))
+                outcome = cluster.run()
+        finally:
+            root.removeHandler(handler)
+        if is_checked:
+            outcome.errors += checks.faults_of_end(
+                setup, outcome, run / "checkpoints", self.undisturbed(setup.num_workers)
+            )
+        outcome.summaries = {
+            name: replace(summary, tables=None) for name, summary in outcome.summaries.items()
+        }
+        return Result(
+            seed=seed,
+            setup=setup,
+            faults=faults,
+            outcome=outcome,
+            trace=home.trace,
+            processor_s=time.process_time() - start,
+        )
+
+
+class Running:
+    """A run in another process."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid, self._pipe = pid, pipe
+
+    def result(self) -> Result:
+        with os.fdopen(self._pipe, "rb") as pipe:
+            content = pipe.read()
+        _, status = os.waitpid(self._pid, 0)
+        if not content:
+            raise AssertionError(f"the simulation itself failed: status {status}")
+        result: Any = pickle.loads(content)
+        assert isinstance(result, Result)
+        return result
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._pipe)
