@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from tests.simulation.cluster import Outcome, Setup
+from tests.simulation.cluster import COUNTERS, Outcome, Setup
+from tests.simulation.counters import Tally, faults_of_saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,16 @@ def complete(folder: Path) -> list[Checkpoint]:
 
 
 def faults_of_end(
-    setup: Setup, outcome: Outcome, checkpoints: Path, expected: Undisturbed
+    setup: Setup, outcome: Outcome, tally: Tally, checkpoints: Path, expected: Undisturbed
 ) -> list[str]:
     """Returns what is wrong after a run."""
     wrong = []
     if outcome.code:
         wrong.append(f"the job ended with code {outcome.code}: {outcome.reason}")
+    if setup.mode == COUNTERS:
+        faults_of_saves(tally, checkpoints.parent, setup.num_servers)
+        return wrong + tally.wrong
+    if outcome.code:
         return wrong
     summary = outcome.summaries.get("worker.0")
     if summary is None:

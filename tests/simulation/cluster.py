@@ -30,6 +30,7 @@ from ctr_ps.ps_worker.run.membership import job_ends_by_errors
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training import step_loop
+from tests.simulation.counters import Client, Tally
 from tests.simulation.disk import Disk, Disks
 from tests.simulation.network import CallFault, Network
 from tests.simulation.world import Loop, Process, World, _now
@@ -39,6 +40,7 @@ LEASE_S = 3.0
 RESTART_S = (0.3, 3.0)  # from the end of a process to the start of the next
 STEP_S = (0.05, 1.0)  # the work of a batch
 
+COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK = "kill", "pause", "cut", "power", "disk"
 
 
@@ -73,7 +75,7 @@ class Setup:
 
     def job(self, folder: Path) -> Job:
         settings = [
-            f"strategy.mode={self.mode}",
+            f"strategy.mode={'sync' if self.mode == COUNTERS else self.mode}",
             "model.name=lr",
             "train.batch_size=10",
             f"data.train={folder / 'data'}/train-*",
@@ -130,6 +132,8 @@ class Cluster:
         home.network, home.disks = self.network, self.disks  # type: ignore[attr-defined]
         home.step_s = setup.step_s  # type: ignore[attr-defined]
         self._plan = plan
+        self.tally = Tally()
+        self._loses_power = any(isinstance(f, Fault) and f.kind == POWER for f in faults)
         self.servers = [f"server.{index}" for index in range(setup.num_servers)]
         self.workers = [f"worker.{index}" for index in range(setup.num_workers)]
         self._disk_of: dict[str, Disk] = {
@@ -250,6 +254,10 @@ class Cluster:
         role = WorkerRole(
             endpoints=self.endpoints, worker_index=index, num_workers=self.setup.num_workers
         )
+        if self.setup.mode == COUNTERS:
+            Client(process, role, self.tally, may_fall=self._loses_power).run(WAIT_LIMIT_S, LEASE_S)
+            self.outcome.summaries[process.name] = Summary()
+            return 0
         with job_ends_by_errors(role):
             plan = plan_with(self._plan, role)
         with open_store(role, plan.job.cluster) as store:

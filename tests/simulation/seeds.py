@@ -17,6 +17,7 @@ from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_worker.run.plan import Plan
 from tests.simulation import checks
 from tests.simulation.cluster import (
+    COUNTERS,
     CUT,
     DISK,
     KILL,
@@ -61,7 +62,7 @@ def setup_of(seed: int) -> Setup:
     saves = random.choice(((), ("checkpoint.every_steps=5",), ("checkpoint.every_s=1.5",)))
     deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
     return Setup(
-        mode="sync" if random.random() < 0.7 else random.choice(("half_async", "async")),
+        mode=random.choice(("sync", "sync", "sync", COUNTERS, COUNTERS, "half_async", "async")),
         num_servers=random.choice((1, 2, 2, 3)),
         num_workers=random.choice((1, 2, 2, 3)),
         log_sync=random.choice(tuple(LogSync)),
@@ -242,7 +243,11 @@ class Simulator:
             root.removeHandler(handler)
         if is_checked:
             outcome.errors += checks.faults_of_end(
-                setup, outcome, run / "checkpoints", self.undisturbed(setup.num_workers)
+                setup,
+                outcome,
+                cluster.tally,
+                run / "checkpoints",
+                self.undisturbed(setup.num_workers),
             )
         outcome.summaries = {
             name: replace(summary, tables=None) for name, summary in outcome.summaries.items()
