@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
     parser.add_argument("--seed", type=int, help="one seed, with its trace")
+    parser.add_argument("--shrink", action="store_true", help="to the fewest faults, if it is bad")
     parser.add_argument("--switches", action="store_true", help="tell each switch of threads")
     parser.add_argument("--seconds", type=float, help="begin no seed after so many seconds")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -39,6 +40,8 @@ def main() -> int:
         if options.seed is not None:
             setup = seeds.setup_of(options.seed)
             result = simulator.run(options.seed, setup, seeds.faults_of(options.seed, setup))
+            if options.shrink and not result.is_good:
+                result = simulator.shrunk(result)
             print(result.told())
             print(f"digest {result.outcome.digest:08x}")
             return 0 if result.is_good else 1
@@ -69,6 +72,8 @@ def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
         f"clusters in {processor_s:.0f} s of processors ({hours:.0f} cluster-hours an hour), "
         f"{world._real.monotonic() - start:.0f} s"
     )
+    if bad:
+        print(simulator.shrunk(bad[0]).told())
     return 1 if bad else 0
 
 

@@ -22,7 +22,7 @@ from ctr_ps.protos.errors import CtrPsError, LogError
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
-from ctr_ps.ps_server.rpc.server import Server
+from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings
 from ctr_ps.ps_worker.cluster.open_store import open_store
 from ctr_ps.ps_worker.job import Job, override_job
@@ -38,17 +38,17 @@ from tests.simulation.world import Loop, Process, World, _now
 WAIT_LIMIT_S = 60.0
 LEASE_S = 3.0
 RESTART_S = (0.3, 3.0)  # from the end of a process to the start of the next
-STEP_S = (0.05, 1.0)  # the work of a batch
+STEP_S = (0.05, 2.0)  # the work of a batch
 
 COUNTERS = "counters"  # a mode of its own: nothing is trained
-KILL, PAUSE, CUT, POWER, DISK = "kill", "pause", "cut", "power", "disk"
+KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to a process at a time; a cut is of its link to `other`."""
 
-    kind: str  # KILL, PAUSE, CUT, POWER or DISK
+    kind: str  # KILL, PAUSE, CUT, POWER, DISK, or TWIN: a second process is started as this one
     at: float  # seconds since the beginning; of DISK, the number of the sync that fails
     who: str
     other: str = ""
@@ -111,6 +111,7 @@ class Outcome:
     """What came of a run."""
 
     code: int = -1
+    is_left_by_all: bool = False  # a server has seen the end of the job
     reason: str = ""
     summaries: dict[str, Summary] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -145,7 +146,10 @@ class Cluster:
         self._supervisor = Supervisor(
             self.servers, self.workers, Policy(max_restarts=1000, durability="log")
         )
+        self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
+        self._done: set[str] = set()  # names of which one has come to its end
         self._is_over = False
+        self.network.kill = self._kill
         for fault in faults:
             if isinstance(fault, Fault):
                 self._prepare(fault)
@@ -161,13 +165,18 @@ class Cluster:
             self.world.run(lambda: self._is_over, self.setup.limit_s)
         except AssertionError as error:
             outcome.errors.append(str(error))
+        outcome.errors += self.network.wrong
         outcome.virtual_s, outcome.digest = self.world.now, self.world.digest
         outcome.num_calls, outcome.num_switches = self.network.num_calls, self.world.num_switches
         return outcome
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, *, is_twin: bool = False) -> None:
         process = self.world.process(name)
-        self.running[name] = process
+        if is_twin:
+            twins = self._twins.setdefault(name, [])
+            twins += [each for each in (self.running[name], process) if each not in twins]
+        else:
+            self.running[name] = process
         kind, _, index = name.partition(".")
         main = self._serve if kind == "server" else self._train
         self.world.tell(process, "starts")
@@ -191,11 +200,30 @@ class Cluster:
         if process.is_alive:
             process.kill()
             self.world.tell(process, f"ended with code {code}")
+            if self._goes_on(process, is_done=code == 0):
+                return
             # Its disk has failed: somebody mends it, and starts the server again.
             if code == LogError.exit_code and self._disk_of[process.name].has_failed:
                 is_needed = len(self.outcome.summaries) < self.setup.num_workers
                 code = -signal.SIGKILL if is_needed else 0
             self._decide(Exited(process.name, code))
+
+    def _goes_on(self, process: Process, *, is_done: bool) -> bool:
+        """Whether the launcher need not hear of an end, as another process of the name does the work.
+
+        One that was silent for its lease may have lost its place to its twin: either may come to the end.
+        """
+        twins = self._twins.get(process.name, [])
+        if process not in twins:
+            return process.name in self._done
+        twins.remove(process)
+        if is_done:
+            self._done.add(process.name)
+            twins.clear()
+            return False
+        if twins:
+            self.running[process.name] = twins[0]
+        return bool(twins)
 
     def _decide(self, event: Exited | None) -> None:
         decision: Decision | None = self._supervisor.handle(event, self.world.now)
@@ -247,7 +275,9 @@ class Cluster:
             )
             return await server.run(lambda _: self.world.tell(process, "serves"))
 
-        self.world.tell(process, f"ended: {Loop.run(serve())}")
+        reason = Loop.run(serve())
+        self.outcome.is_left_by_all |= reason == ALL_LEFT
+        self.world.tell(process, f"ended: {reason}")
         return 0
 
     def _train(self, process: Process, index: int) -> int:
@@ -284,15 +314,26 @@ class Cluster:
         if process is None or not process.is_alive:
             return
         self.world.tell("fault", str(fault))
+        if fault.kind == TWIN:
+            self._start(fault.who, is_twin=True)
+            return
         if fault.kind == PAUSE:
             process.pause()
             self.world.at(fault.seconds, process.resume)
             return
+        self._kill(process, loses_power=fault.kind == POWER)
+
+    def _kill(self, process: Process, *, loses_power: bool = False) -> None:
+        if not process.is_alive:
+            return
         process.kill()
-        if fault.kind == POWER and fault.who in self._disk_of:
-            lost = self._disk_of[fault.who].lose_power(self.world.random)
-            self.world.tell("disk", f"{fault.who} {lost}")
-        self._decide(Exited(fault.who, -signal.SIGKILL))
+        self.world.tell(process, "is killed")
+        if self._goes_on(process, is_done=False):
+            return
+        if loses_power:
+            lost = self._disk_of[process.name].lose_power(self.world.random)
+            self.world.tell("disk", f"{process.name} {lost}")
+        self._decide(Exited(process.name, -signal.SIGKILL))
 
 
 def plan_with(plan: Plan, role: WorkerRole) -> Plan:

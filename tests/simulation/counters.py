@@ -30,7 +30,7 @@ from ctr_ps.ps_worker.run.membership import LeaseRenewal
 from tests.simulation.world import Process, world
 
 NUM_PAIRS, PUSHES, ON_THE_WAY = 12, 40, 4
-PUSH_S = (0.02, 0.6)  # between two pushes
+PUSH_S = (0.02, 1.0)  # between two pushes
 READ_SHARE, SAVE_EVERY = 0.3, 11
 
 COUNTERS = TableSpec(

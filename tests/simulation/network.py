@@ -30,11 +30,21 @@ NOTICED_S = (0.5, 8.0)  # until a process hears that a link is cut, or a machine
 RECONNECT_S = 0.2  # between looks of a call that waits for its server
 
 
+LOST_REQUEST, LOST_REPLY, DOUBLED = "request lost", "reply lost", "doubled"
+LATE_REQUEST, LATE_REPLY = "late request", "late reply"
+SERVER_DIES_BEFORE, SERVER_DIES_AFTER = "server dies before", "server dies after"
+CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER = "client dies before", "client dies after"
+CALL_FAULTS = (
+    *(LOST_REQUEST, LOST_REPLY, DOUBLED, LATE_REQUEST, LATE_REPLY),
+    *(SERVER_DIES_BEFORE, SERVER_DIES_AFTER, CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CallFault:
     """What happens to the n-th call (from 0) of a name from one process to another."""
 
-    kind: str  # "request lost", "reply lost", "doubled", "late request" or "late reply"
+    kind: str  # one of the constants above
     client: str
     server: str
     call: str
@@ -56,8 +66,12 @@ class Network:
         self._listening: dict[str, Server] = {}
         self._cut: Counter[frozenset[str]] = Counter()
         self.num_calls = 0
+        self.kill: Callable[[Process], None] = lambda _: None
         self.happened: list[CallFault] = []
-        self.on_answer: list[Callable[[Process, Process, str, bytes, bytes], None]] = []
+        self.wrong: list[str] = []
+        self._newest: dict[
+            str, int
+        ] = {}  # number of the start of the process that answers, by name
 
     def listen(self, server: "Server", address: str) -> None:
         if address in self._listening:
@@ -75,6 +89,13 @@ class Network:
             self._world.at(
                 self.delay(), partial(call.fail, UNAVAILABLE, "the connection was reset")
             )
+
+    def answers(self, server: Process) -> None:
+        """A server answers: one that another start of it has replaced must not."""
+        newest = self._newest.setdefault(server.name, server.number)
+        if server.number < newest:
+            self.wrong.append(f"{server} answers, but start {newest} of it has answered before")
+        self._newest[server.name] = max(newest, server.number)
 
     def at(self, address: str) -> "Server | None":
         return self._listening.get(address)
@@ -149,17 +170,18 @@ class Call(futures.Future[Any]):
         server.calls.append(self)
         fault = net.fault_of(self.client, server.process, self.name)
         kind = "" if fault is None else fault.kind
-        if kind == "request lost":
+        if kind == CLIENT_DIES_BEFORE:
+            # Its message is on its way: the system sends it.
+            world().at(0.0, partial(net.kill, self.client))
+        if kind == SERVER_DIES_BEFORE:
+            world().at(net.delay(), partial(net.kill, server.process))
+            return
+        if kind == LOST_REQUEST:
             world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the request was lost"))
             return
-        late_s = fault.seconds if fault is not None and kind == "late request" else 0.0
-        loses = kind == "reply lost"
-        reply_s = fault.seconds if fault is not None and kind == "late reply" else 0.0
-        for _ in range(2 if kind == "doubled" else 1):
-            world().at(
-                net.delay() + late_s,
-                partial(self._arrive, server, loses_reply=loses, reply_s=reply_s),
-            )
+        late_s = fault.seconds if fault is not None and kind == LATE_REQUEST else 0.0
+        for _ in range(2 if kind == DOUBLED else 1):
+            world().at(net.delay() + late_s, partial(self._arrive, server, fault))
 
     def cancel(self) -> bool:
         self.fail(CANCELLED, "cancelled")
@@ -200,7 +222,7 @@ class Call(futures.Future[Any]):
 
     # On the side of the server
 
-    def _arrive(self, server: "Server", *, loses_reply: bool, reply_s: float) -> None:
+    def _arrive(self, server: "Server", fault: CallFault | None) -> None:
         net = network()
         if not server.process.is_alive:
             return
@@ -210,19 +232,17 @@ class Call(futures.Future[Any]):
         if net.at(self._address) is not server:
             self.fail(UNAVAILABLE, "the server ends")
             return
-        server.tell_loop(partial(self._serve, server, loses_reply, reply_s))
+        server.tell_loop(partial(self._serve, server, fault))
 
-    def _serve(self, server: "Server", loses_reply: bool, reply_s: float) -> None:
+    def _serve(self, server: "Server", fault: CallFault | None) -> None:
         method = server.method(self._path)
         if method is None:
             self.fail(grpc.StatusCode.UNIMPLEMENTED, self._path)
             return
-        task = server.loop.create_task(self._carry_out(server, method, loses_reply, reply_s))
+        task = server.loop.create_task(self._carry_out(server, method, fault))
         self._tasks.append((server, task))
 
-    async def _carry_out(
-        self, server: "Server", method: Any, loses_reply: bool, reply_s: float
-    ) -> None:
+    async def _carry_out(self, server: "Server", method: Any, fault: CallFault | None) -> None:
         reply: Callable[[], None]
         context = Context(self)
         try:
@@ -235,16 +255,22 @@ class Call(futures.Future[Any]):
             world().tell(server.process, f"unforeseen: {self.name}: {error!r}")
             reply = partial(self.fail, grpc.StatusCode.UNKNOWN, repr(error))
         else:
-            for tell in network().on_answer:
-                tell(self.client, server.process, self.name, self._request, answer)
+            network().answers(server.process)
             reply = partial(self._answer, answer)
         net = network()
-        if loses_reply:
+        kind = "" if fault is None else fault.kind
+        if kind == SERVER_DIES_AFTER:
+            world().at(0.0, partial(net.kill, server.process))
+            return
+        if kind == CLIENT_DIES_AFTER:
+            world().at(net.delay(), partial(net.kill, self.client))
+        if kind == LOST_REPLY:
             reply = partial(self.fail, UNAVAILABLE, "the reply was lost")
         if net.is_cut(self.client, server.process):
             world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the link is cut"))
             return
-        world().at(net.delay() + reply_s, reply)
+        late_s = fault.seconds if fault is not None and kind == LATE_REPLY else 0.0
+        world().at(net.delay() + late_s, reply)
 
 
 class Aborted(Exception):  # noqa: N818 - it carries a status

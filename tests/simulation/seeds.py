@@ -13,8 +13,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.precompile import precompile
 from tests.simulation import checks
 from tests.simulation.cluster import (
     COUNTERS,
@@ -23,6 +25,7 @@ from tests.simulation.cluster import (
     KILL,
     PAUSE,
     POWER,
+    TWIN,
     Cluster,
     Fault,
     Outcome,
@@ -31,7 +34,8 @@ from tests.simulation.cluster import (
     prepared,
     write_data,
 )
-from tests.simulation.network import CallFault
+from tests.simulation.counters import COUNTERS as COUNTER_TABLE
+from tests.simulation.network import CALL_FAULTS, CallFault
 from tests.simulation.world import World, entered
 
 AnyFault = Fault | CallFault
@@ -53,7 +57,6 @@ CALLS = (
     ("WaitVersion", 6),
     ("GetStatus", 4),
 )
-CALL_FAULTS = ("request lost", "reply lost", "doubled", "late request", "late reply")
 
 
 def setup_of(seed: int) -> Setup:
@@ -83,7 +86,7 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
             random.choice(workers),
         )
         anybody = random.choice((server, worker))
-        match random.choice(("kill", "kill", "pause", "cut", "power", "disk", *["call"] * 6)):
+        match random.choice((KILL, KILL, PAUSE, CUT, POWER, DISK, TWIN, *["call"] * 8)):
             case "kill":
                 return Fault(KILL, at, anybody)
             case "pause":
@@ -94,6 +97,8 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
                 return Fault(POWER, at, server)
             case "power":
                 return Fault(KILL, at, server)
+            case "twin":
+                return Fault(TWIN, at, anybody)
             case "disk":
                 return Fault(DISK, random.randint(2, 40), server)
         call, most = random.choice(CALLS)
@@ -142,6 +147,12 @@ class Simulator:
         self._plans: dict[Setup, Plan] = {}
         self._undisturbed: dict[int, checks.Undisturbed] = {}
         self.tells_switches = False
+        # Now, as it takes real time: in runs nothing may.
+        plan = self.plan(Setup())
+        precompile(plan)
+        for spec in (*plan.specs.tables, plan.specs.dense, COUNTER_TABLE):
+            KERNELS.prepare(spec)
+        KERNELS.prepare_loading()
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -164,7 +175,7 @@ class Simulator:
 
             def of() -> checks.Undisturbed:
                 result = self._run_here(0, setup, [], run, is_checked=False)
-                assert result.is_good, result.told()
+                assert result.outcome.summaries, result.told()
                 return checks.undisturbed(result.outcome, run / "checkpoints")
 
             self._undisturbed[num_workers] = of()
@@ -201,6 +212,27 @@ class Simulator:
 
     def run(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> Result:
         return self.start(seed, setup, faults).result()
+
+    def shrunk(self, bad: Result) -> Result:
+        """Returns a failing run with as few of its faults as it needs (delta debugging).
+
+        Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input", TSE 2002.
+        """
+        best, num_parts = bad, 2
+        while len(best.faults) > 1:
+            size = -(-len(best.faults) // num_parts)
+            for start in range(0, len(best.faults), size):
+                fewer = [*best.faults[:start], *best.faults[start + size :]]
+                result = self.run(best.seed, best.setup, fewer)
+                if not result.is_good:
+                    best, num_parts = result, max(num_parts - 1, 2)
+                    break
+            else:
+                if size == 1:
+                    break
+                num_parts = min(2 * num_parts, len(best.faults))
+        without = self.run(best.seed, best.setup, [])
+        return best if without.is_good else without
 
     def run_all(
         self, seeds: Iterator[int], num_processes: int, is_over: Callable[[], bool] = lambda: False

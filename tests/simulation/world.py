@@ -358,7 +358,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        if not self._is_ours:
+        if not self._is_ours or _now[0] is None:
             return
         if not self._is_held:
             raise RuntimeError("release unlocked lock")
