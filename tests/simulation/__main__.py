@@ -11,9 +11,12 @@ import grpc  # noqa: F401 - others' modules keep the system's threads
 import numba  # noqa: F401
 
 # Before any of the package: it takes its threads and clocks from these modules.
-from tests.simulation import world
+from tests.simulation import past, world
 
 world.install()
+for argument in sys.argv:
+    if argument.startswith("--fault="):
+        past.install(argument.partition("=")[2])
 
 from tests.simulation import cluster, disk, network, seeds  # noqa: E402
 
@@ -30,6 +33,8 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="to the fewest faults, if it is bad")
     parser.add_argument("--switches", action="store_true", help="tell each switch of threads")
     parser.add_argument("--seconds", type=float, help="begin no seed after so many seconds")
+    parser.add_argument("--until-bad", action="store_true", help="end with the first bad seed")
+    parser.add_argument("--fault", help="put this fault of the past back: --fault=NAME")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.INFO)
@@ -66,6 +71,8 @@ def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
         if not result.is_good:
             bad.append(result)
             print(f"seed {result.seed}: {result.outcome.errors[0][:300]}", flush=True)
+            if options.until_bad:
+                return 1
     hours = virtual_s / processor_s if processor_s else 0.0
     print(
         f"{num} seeds from {options.first}, {len(bad)} bad, {num_faults} faults, {virtual_s:.0f} s of "
