@@ -11,7 +11,9 @@ export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -na
 # Tests start over a thousand processes. Without bytecode each of them, and each run, compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check format lint types imports messages generated bench clean
+SEEDS ?= 1000
+
+.PHONY: setup demo test simulate check format lint types imports messages generated bench clean
 
 setup: $(VENV)/.installed
 
@@ -26,6 +28,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+simulate: setup
+	$(BIN)/python -m tests.simulation --first $(or $(FIRST),0) --seeds $(SEEDS)
 
 check: lint types imports generated test
 

@@ -1,5 +1,6 @@
 """What a seed means: a setup, a list of faults, and the run of both in a process of its own."""
 
+import gc
 import logging
 import os
 import pickle
@@ -146,6 +147,7 @@ class Simulator:
         for spec in (*plan.specs.tables, plan.specs.dense, COUNTER_TABLE):
             KERNELS.prepare(spec)
         KERNELS.prepare_loading()
+        self.undisturbed(2)  # what a first run imports and builds, forks have, too
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -178,12 +180,14 @@ class Simulator:
         """Makes what runs of these setups need, so that forks have it."""
         for setup in setups:
             self.plan(setup)
-            self.undisturbed(setup.num_workers)
+            if setup.mode == "sync":
+                self.undisturbed(setup.num_workers)
 
     def start(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> "Running":
         """Starts a run in a fork."""
         self.prepare([setup])
         sys.stdout.flush()
+        gc.freeze()  # a collection in the fork would copy all that both share
         read, write = os.pipe()
         pid = os.fork()
         if pid:
@@ -192,6 +196,7 @@ class Simulator:
         code = 1
         try:
             os.close(read)
+            gc.disable()
             run = self._folder / f"run-{os.getpid()}"
             result = self._run_here(seed, setup, faults, run, is_checked=True)
             with os.fdopen(write, "wb") as pipe:
@@ -272,7 +277,7 @@ class Simulator:
                 outcome,
                 cluster.tally,
                 run / "checkpoints",
-                self.undisturbed(setup.num_workers),
+                self._undisturbed.get(setup.num_workers),
             )
         outcome.summaries = {
             name: replace(summary, tables=None) for name, summary in outcome.summaries.items()
