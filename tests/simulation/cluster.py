@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ctr_ps.deploy import supervisor
 from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Supervisor, Warn
 from ctr_ps.protos.errors import CtrPsError, LogError
 from ctr_ps.protos.role import WorkerRole
@@ -147,6 +148,7 @@ class Cluster:
             self.servers, self.workers, Policy(max_restarts=1000, durability="log")
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
+        self._successors: set[Process] = set()  # twins of processes that have ended
         self._done: set[str] = set()  # names of which one has come to its end
         self._is_over = False
         self.network.kill = self._kill
@@ -202,6 +204,10 @@ class Cluster:
             self.world.tell(process, f"ended with code {code}")
             if self._goes_on(process, is_done=code == 0):
                 return
+            if code and process in self._successors:
+                code = (
+                    -signal.SIGKILL
+                )  # refused, but the other is dead: the launcher starts that again
             # Its disk has failed: somebody mends it, and starts the server again.
             if code == LogError.exit_code and self._disk_of[process.name].has_failed:
                 is_needed = len(self.outcome.summaries) < self.setup.num_workers
@@ -223,6 +229,7 @@ class Cluster:
             return False
         if twins:
             self.running[process.name] = twins[0]
+            self._successors.add(twins[0])
         return bool(twins)
 
     def _decide(self, event: Exited | None) -> None:
@@ -375,7 +382,8 @@ def _steady(text: str) -> str:
 
 
 def install() -> None:
-    """Lets the work of each batch take time."""
+    """Lets the work of each batch take time, and a process die as often as a seed wants it."""
+    supervisor.MAX_FUTILE_RESTARTS = 1000
     compute = step_loop._Thread.compute
 
     def slow(self: Any, *args: Any) -> Any:

@@ -71,12 +71,16 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
     servers = [f"server.{index}" for index in range(setup.num_servers)]
     workers = [f"worker.{index}" for index in range(setup.num_workers)]
 
+    def place() -> tuple[float, str, str]:
+        return random.uniform(0.2, 20.0), random.choice(servers), random.choice(workers)
+
+    # Half of the faults meet the same two processes: some mistakes show only where several come together.
+    focus, *victims = place()
+
     def fault() -> AnyFault:
-        at, server, worker = (
-            random.uniform(0.2, 20.0),
-            random.choice(servers),
-            random.choice(workers),
-        )
+        at, server, worker = place()
+        if random.random() < 0.5:
+            at, (server, worker) = max(0.2, random.gauss(focus, 2.0)), victims
         anybody = random.choice((server, worker))
         match random.choice((KILL, KILL, PAUSE, CUT, POWER, DISK, TWIN, *["call"] * 8)):
             case "kill":
