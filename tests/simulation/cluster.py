@@ -131,8 +131,8 @@ class Cluster:
         self.world, self.setup, self.folder = home, setup, folder
         self.network = Network(home, [each for each in faults if isinstance(each, CallFault)])
         self.disks = Disks(home)
-        home.network, home.disks = self.network, self.disks  # type: ignore[attr-defined]
-        home.step_s = setup.step_s  # type: ignore[attr-defined]
+        home.network, home.disks = self.network, self.disks
+        home.step_s = setup.step_s
         self._plan = plan
         self.tally = Tally()
         self._loses_power = any(isinstance(f, Fault) and f.kind == POWER for f in faults)
@@ -389,7 +389,7 @@ def install() -> None:
     def slow(self: Any, *args: Any) -> Any:
         home = _now[0]
         if home is not None and home.current is not None:
-            home.block(home.random.uniform(*home.step_s), "the work of a batch")  # type: ignore[attr-defined]
+            home.block(home.random.uniform(*home.step_s), "the work of a batch")
         return compute(self, *args)
 
-    step_loop._Thread.compute = slow  # type: ignore[method-assign]
+    step_loop._Thread.compute = slow

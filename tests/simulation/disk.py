@@ -117,7 +117,7 @@ def _current() -> tuple[World, Process, Disks] | None:
     home = _now[0]
     if home is None or home.current is None:
         return None
-    return home, home.current.process, home.disks  # type: ignore[attr-defined]
+    return home, home.current.process, home.disks
 
 
 def _syncing(real: Callable[[Any], None]) -> Callable[[int], None]:
@@ -172,9 +172,9 @@ def _closing(descriptor: int) -> None:
 
 def install() -> None:
     """Puts these over the system's calls, for all of this process."""
-    os.fsync, os.fdatasync = _syncing(_fsync), _syncing(_fdatasync)  # type: ignore[assignment]
+    os.fsync, os.fdatasync = _syncing(_fsync), _syncing(_fdatasync)
     os.unlink = _changing(_unlink, loses=0)
     os.rename = _changing(_rename, loses=1)
     os.open = _changing(_open)
     os.close = _closing
-    fcntl.flock = _lock  # type: ignore[assignment]
+    fcntl.flock = _lock

@@ -127,7 +127,7 @@ class Network:
 
 
 def network() -> Network:
-    found = world().network  # type: ignore[attr-defined]
+    found = world().network
     assert isinstance(found, Network)
     return found
 

@@ -59,7 +59,7 @@ def install(name: str) -> None:
         source = fault.put_into(Path(self.path).read_text())
         return compile(source, self.path, "exec", dont_inherit=True)
 
-    importlib.machinery.SourceFileLoader.get_code = changed  # type: ignore[method-assign]
+    importlib.machinery.SourceFileLoader.get_code = changed
 
 
 def find(name: str, num_seeds: int) -> tuple[int | None, float, str]:
