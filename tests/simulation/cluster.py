@@ -72,6 +72,7 @@ class Setup:
     settings: tuple[str, ...] = ()  # of the job file
     rows: int = 240
     step_s: tuple[float, float] = STEP_S
+    in_threads: bool = False  # servers carry out all calls in threads, not only large ones
     limit_s: float = 900.0
 
     def job(self, folder: Path) -> Job:
@@ -148,6 +149,7 @@ class Cluster:
             self.servers, self.workers, Policy(max_restarts=1000, durability="log")
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
+        self._faults = faults
         self._successors: set[Process] = set()  # twins of processes that have ended
         self._done: set[str] = set()  # names of which one has come to its end
         self._is_over = False
@@ -190,7 +192,7 @@ class Cluster:
         except SystemExit as error:
             code = int(error.code or 0)
         except CtrPsError as error:
-            code = error.exit_code
+            code, process.exit = error.exit_code, str(error)
             self.world.tell(process, f"error: {type(error).__name__}: {error}")
         except Exception as error:
             code = 1
@@ -228,9 +230,19 @@ class Cluster:
             twins.clear()
             return False
         if twins:
+            is_taken = "has taken the place" in process.exit
+            if is_taken and self._silence(process.name) < LEASE_S:
+                self.outcome.errors.append(
+                    f"{process} lost its place, but was never silent for long"
+                )
             self.running[process.name] = twins[0]
             self._successors.add(twins[0])
         return bool(twins)
+
+    def _silence(self, name: str) -> float:
+        """Returns the seconds for which faults may have kept a process from being heard."""
+        own = [each for each in self._faults if isinstance(each, Fault) and each.who == name]
+        return sum(each.seconds for each in own if each.kind in (PAUSE, CUT)) * 1.1
 
     def _decide(self, event: Exited | None) -> None:
         decision: Decision | None = self._supervisor.handle(event, self.world.now)

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.rpc import service
 from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.precompile import precompile
@@ -39,6 +40,7 @@ from tests.simulation.counters import COUNTERS as COUNTER_TABLE
 from tests.simulation.network import CALL_FAULTS, CallFault
 from tests.simulation.world import World, entered
 
+INLINE_VALUES = service.INLINE_VALUES
 AnyFault = Fault | CallFault
 
 # How often a worker makes each call to a server, about; those of data more often than by chance.
@@ -62,6 +64,7 @@ def setup_of(seed: int) -> Setup:
         num_workers=random.choice((1, 2, 2, 3)),
         log_sync=random.choice(tuple(LogSync)),
         settings=(*saves, *deltas),
+        in_threads=random.random() < 0.4,
     )
 
 
@@ -127,7 +130,8 @@ class Result:
         setup, outcome = self.setup, self.outcome
         head = [
             f"seed {self.seed}: {setup.mode}, {setup.num_servers} servers, {setup.num_workers} workers, "
-            f"log {setup.log_sync.value}, {' '.join(setup.settings) or 'no saves between steps'}",
+            f"log {setup.log_sync.value}, {'all in threads, ' * setup.in_threads}"
+            f"{' '.join(setup.settings) or 'no saves between steps'}",
             *(f"  fault: {each}" for each in self.faults),
         ]
         tail = [f"WRONG: {each}" for each in outcome.errors] or ["all as it should be"]
@@ -266,6 +270,7 @@ class Simulator:
         os.chdir(run)
         root, handler = logging.getLogger(), TraceHandler()
         root.addHandler(handler)
+        service.INLINE_VALUES = 0 if setup.in_threads else INLINE_VALUES
         home = World(seed)
         home.short = {str(run): "~", str(self._folder): "~"}
         home.tells_switches = self.tells_switches
