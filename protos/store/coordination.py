@@ -91,18 +91,19 @@ class Joined:
     """What a process that joined has to know."""
 
     jobs_before: int = 0  # jobs that the store has served before; of several servers all the same
-    # barriers that processes before this one have passed in its place; of several servers the most
+    # barriers that processes before this one have passed in its place; of several servers on the first
+    # one, but not 0 if it is more on any
     barriers_passed: int = 0
     # the servers keep an update log: when one is restarted, it goes on where it was
     has_update_log: bool = False
     version: Version = 0  # version of the parameters; of several servers the smallest
-    # number of the newest barrier `RESTART`, at which it goes on after the first; of several servers the
-    # largest; 0: none was passed
+    # number of the newest barrier `RESTART`, at which it goes on after the first; of several servers that
+    # of the first; 0: none was passed
     restart: int = 0
 
 
 RESTART = "restart"
-"""The name of barriers at which processes in the places of lost ones go on: those before are forgotten."""
+"""The name of barriers at which processes in lost ones' places go on; servers keep what is since two."""
 
 
 def abort_reason(error: BaseException) -> str:

@@ -73,10 +73,13 @@ def join_servers(transport: Transport, join: requests.Join) -> Future[Joined]:
             raise
         return Joined(
             jobs_before=parts[0].jobs_before,
-            barriers_passed=max(part.barriers_passed for part in parts),
+            # The first one alone knows numbers: of a barrier that only others have passed none are known.
+            barriers_passed=max(
+                parts[0].barriers_passed, *(min(part.barriers_passed, 1) for part in parts)
+            ),
             has_update_log=all(part.has_update_log for part in parts),
             version=min(part.version for part in parts),
-            restart=max(part.restart for part in parts),
+            restart=parts[0].restart,
         )
 
     return Combined(combine)

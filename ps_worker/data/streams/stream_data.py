@@ -138,8 +138,9 @@ class StreamData:
             self._untold |= {f"{END}{k}": at for k, at in self._ends.items()}
         self._owes_ends = is_to_now and not all(f"{END}{each}" in known for each in own)
         self._sent = sent
+        # In the order of partitions, which decides between messages of one time.
         self._sent_positions = {
-            k: v for k, v in (sent_positions or {}).items() if k in self._positions
+            each: sent_positions[each] for each in own if sent_positions and each in sent_positions
         }
         self._merger: Merger | None = None
         self._rows: Rows | None = None  # read, and not all yielded yet

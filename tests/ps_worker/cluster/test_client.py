@@ -137,6 +137,17 @@ def test_a_process_in_a_lost_ones_place_begins_again_at_the_newest_restart() -> 
     assert told == [("start", 1), (RESTART, 6), ("pass", 7)]
 
 
+def test_a_process_goes_on_where_the_server_that_knows_numbers_is() -> None:
+    """The other one has passed a barrier more, whose numbers nobody knows."""
+    transport = transport_to(2)
+    told = [Joined(barriers_passed=9, restart=6), Joined(barriers_passed=10, restart=10)]
+    transport.answers["Join"] = told.__getitem__
+
+    joined = ClusterClient(transport).join(0, INCARNATION, terms={}).result()
+
+    assert (joined.barriers_passed, joined.restart) == (9, 6)
+
+
 def test_place_that_is_taken_on_some_servers_is_given_back() -> None:
     """The process before is back on server 1, between the question and the answer."""
     transport, _, second = two_processes()

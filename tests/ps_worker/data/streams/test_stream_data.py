@@ -208,6 +208,18 @@ def test_batches_that_a_lost_process_sent_are_of_the_very_rows(stream: Any, sent
     assert sorted(whole) == sorted(rows_of(stream["messages"]))
 
 
+def test_sent_rows_of_one_time_are_in_the_order_of_partitions(stream: Any) -> None:
+    """In whatever order servers name them: sums of gradients are of that order, to the last bit."""
+    stream["messages"] = {f"clicks/{k}": clicks(4, seed=k, rows=1) for k in range(3)}
+    batch, position = next(data(batch_size=12).batches(1))
+    names = list(places(position))
+
+    for order in (names, names[::-1]):
+        positions = {name: position.partitions[name] for name in order}
+        again, _ = next(data(batch_size=12, sent=1, sent_positions=positions).batches(1))
+        assert items(again) == items(batch)
+
+
 def test_an_empty_batch_that_was_sent_is_empty_again(stream: Any) -> None:
     stream["messages"] = three_partitions()
 
