@@ -204,9 +204,8 @@ class PassedBarriers:
         self._num_values += passed.outcome.num_values
         while len(self._by_number) > MAX_PASSED or self._num_values > MAX_PASSED_VALUES:
             self._forget(0)
-        if (
-            passed.name == RESTART
-        ):  # up to the one before: another server may not have passed this yet
+        if passed.name == RESTART:
+            # Up to the one before: another server may not have passed this one yet.
             _, *restarts = [k for k, each in enumerate(self._passed) if each.name == RESTART][::-1]
             for _ in range(restarts[0] - 1 if restarts else 0):
                 self._forget(1)
