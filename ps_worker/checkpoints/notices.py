@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -70,5 +71,6 @@ class Channel:
                     return
         except Exception as error:  # it is tried again
             logger.warning("%s tells of no newer model: %s", self._url, error)
-            await self._listener.aclose()
+            with suppress(Exception):
+                await self._listener.aclose()
             await asyncio.sleep(min(limit_s or _RETRY_S, _RETRY_S))

@@ -10,6 +10,7 @@ Streams.
 
 import heapq
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -94,9 +95,10 @@ class Merger:
         has_end = self._ends is not None or self._end_ms is not None
         return has_end and not self._heads and len(self._ended) == len(self._queues)
 
-    def next_ms(self) -> int | None:
-        """Returns the time of the next message; None: there is none now."""
-        self._fill(0.0)
+    def next_ms(self) -> float | None:
+        """Returns the time of the next message; None: there is none now; nan: told to end before."""
+        if not self._fill(0.0):
+            return math.nan
         return self._heads[0][0] if self._heads else None
 
     def take(self, before_ms: float, timeout_s: float) -> list[Message]:

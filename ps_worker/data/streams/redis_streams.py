@@ -5,6 +5,7 @@ The value of a message is its field `value` (option `field`); without that field
 
 import json
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,7 +22,9 @@ _POLLED_FIRST = 4
 _LARGEST = 2**64 - 1
 _FIRST = "0-0"  # before all ids
 _NOTHING = {"entries-added": 0, "length": 0, "last-generated-id": b"0-0", "first-entry": None}
-_RETRIES = 5
+_OPEN_S = 3.0  # for how long a server is asked that does not answer, as it is opened
+_PATIENCE_S = 600.0  # and later, but by `poll`, which is called again
+_PAUSE_S = 0.5
 _POLLED_BYTES = 16 << 20
 """About how many bytes are asked for at once, by the messages before; Redis counts messages alone."""
 
@@ -49,27 +52,22 @@ class RedisSource:
         self._largest = 1  # bytes of a message; of old ones less
         self._ids: dict[str, str] = {}
         self._lag: dict[str, int] = {}
-        self._ends: dict[str, str] = {}  # ids that were the last ones
+        self._ends: dict[str, str] = {}  # ids after which nothing was, or need not be
         # The entries ever added up to the one polled last, as far as known: then lost ones are counted.
         self._counts: dict[str, int] = {}
-        backoff = redis.backoff.ExponentialBackoff(cap=10, base=0.1)
-        retry = redis.retry.Retry(backoff, _RETRIES)
+        self._patience_s = _OPEN_S
+        # A connection that was lost while nothing was asked is no server that is away.
+        once = redis.retry.Retry(redis.backoff.NoBackoff(), 1, (redis.ConnectionError,))
         try:
             self._redis = redis.Redis.from_url(
                 f"{url.kind}://{url.address}/{db}",
-                **{
-                    "retry": retry,
-                    "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
-                    "socket_timeout": 5,
-                    **options,
-                },
+                **{"retry": once, "socket_timeout": 5, **options},
             )
             kinds = {key: self._asked("type", key) for key in self._keys}
-            # From now on `poll` is called again while a server is away.
-            self._redis.set_retry(redis.retry.Retry(backoff, 1))
         except (TypeError, ValueError) as error:
             fault = str(error).replace("AbstractConnection.__init__() got an ", "")
             raise UsageError(f"{url}: {fault.replace('keyword argument', 'option')}") from error
+        self._patience_s = _PATIENCE_S
         for key, kind in kinds.items():
             if kind == b"none":
                 logger.warning("%s: there is no key %r yet, it is waited for", url, key)
@@ -98,44 +96,51 @@ class RedisSource:
             offset, rows = offset_and_rows(position)
             self._require_kept(partition, offset)
             self._ids[partition] = _before(offset) if rows else offset or _FIRST
+            if _is_time(offset) and not rows:
+                self._ends[partition] = offset
             info = self._info(partition)
             if not offset and "entries-added" in info:
                 self._counts[partition] = info["entries-added"] - info["length"]
             elif not rows:
-                self._note_end(partition, info, offset)
+                self._note_end(partition, info)
 
     def poll(self, wanted: Collection[str], timeout_s: float) -> Sequence[Message]:
         found: list[Message] = []
         try:
             self._poll(wanted, timeout_s, found)
         except _AwayError as error:
+            self.at_end -= set(wanted)  # nobody knows
             if not self._is_away:
                 logger.warning("a server is away, and waited for: %s", error)
             self._is_away = True
         else:
+            if self._is_away:
+                logger.info("the server answers again: %s", self._url)
             self._is_away = False
         return found
 
     def _poll(self, wanted: Collection[str], timeout_s: float, found: list[Message]) -> None:
+        """Appends messages to `found`, of each key all or, if the server is away then, none."""
         if not wanted:
             return
         ids = {key: self._ids[key] for key in wanted}
         block = max(int(timeout_s * 1000), 0) or None  # 0 would wait for ever
-        answer = self._asked("xread", ids, count=self._polled, block=block) or []
-        self.at_end |= set(wanted)
+        answer = self._asked("xread", ids, count=self._polled, block=block, patience_s=0.0) or []
+        at_end = set(wanted) - {name.decode() for name, _ in answer}
         self._largest = max(self._largest // 2, 1)
         for name, entries in answer:
             key = name.decode()
-            if len(entries) == self._polled:
-                self.at_end.discard(key)
             self._require_all(key, [number.decode() for number, _ in entries])
-            self._ids[key] = self._ends[key] = entries[-1][0].decode()
-            if key not in self.at_end:
-                del self._ends[key]
+            self._ids[key] = entries[-1][0].decode()
+            self._ends.pop(key, None)
+            if len(entries) < self._polled:
+                at_end.add(key)
+                self._ends[key] = self._ids[key]
             for number, fields in entries:
                 offset = number.decode()
                 found.append(Message(key, offset, _numbers(offset)[0], self._value(fields)))
                 self._largest = max(self._largest, len(found[-1].value))
+        self.at_end = (self.at_end - set(wanted)) | at_end
         if answer:
             most = min(4 * self._polled, _POLLED_BYTES // (self._largest * len(wanted)), _POLLED)
             self._polled = max(most, 1)
@@ -147,21 +152,21 @@ class RedisSource:
 
     def _lag_of(self, key: str, last: str) -> int:
         """Returns the number of entries after `last`; or some of them, where that is unknown."""
-        info, count = self._info(key), self._counts.get(key)
+        info, count = self._info(key, patience_s=0.0), self._counts.get(key)
         if count is not None and "entries-added" in info:
             return max(int(info["entries-added"]) - count, 0)
-        return len(self._asked("xrange", key, f"({last}", count=self._polled))
+        return len(self._asked("xrange", key, f"({last}", count=self._polled, patience_s=0.0))
 
-    def _info(self, key: str) -> Mapping[str, Any]:
+    def _info(self, key: str, patience_s: float | None = None) -> Mapping[str, Any]:
         """Returns what Redis says of a stream; before version 7 it has no `entries-added`."""
         found: Mapping[str, Any] = _NOTHING
-        if self._asked("exists", key):
-            found = self._asked("xinfo_stream", key)
+        if self._asked("exists", key, patience_s=patience_s):
+            found = self._asked("xinfo_stream", key, patience_s=patience_s)
         return found
 
-    def _note_end(self, key: str, info: Mapping[str, Any], offset: str) -> None:
-        """Notes how many entries were added up to an offset, if it is the last one."""
-        if info["last-generated-id"].decode() == offset and "entries-added" in info:
+    def _note_end(self, key: str, info: Mapping[str, Any]) -> None:
+        """Notes how many entries were added up to the last id, if it is that of the stream."""
+        if info["last-generated-id"].decode() == self._ids[key] and "entries-added" in info:
             self._counts[key] = info["entries-added"]
 
     def close(self) -> None:
@@ -179,24 +184,31 @@ class RedisSource:
     def _require_all(self, key: str, ids: Sequence[str]) -> None:
         """Raises DataError if messages between those polled before and these were trimmed.
 
-        Counts the latter. One that was deleted by itself is no loss, and makes the number unknown.
+        Trimming takes the oldest ones, so none is lost while one is there that was polled before. Else the
+        number of those ever added tells; where it is unknown, only what follows an end, or its own id.
         """
-        last, count = self._ids[key], self._counts.pop(key, None)
-        info = self._info(key)
+        last, count = self._ids[key], self._counts.get(key)
+        info = self._info(key, patience_s=0.0)
+        added, first = info.get("entries-added", 0), _first_of(info)
         deleted = info.get("max-deleted-entry-id", b"").decode() or _FIRST
-        if _numbers(deleted) > _numbers(last):
+        # One that was deleted by itself is no loss, and a server with fewer has lost its memory.
+        if _numbers(deleted) > _numbers(last) or (count or 0) + len(ids) > added:
             count = None
-        elif count is None and last not in (self._ends.get(key), _before(ids[0])):
-            self._require_kept(key, last)
-        if count is not None and info["first-entry"]:
-            first = info["first-entry"][0].decode()
-            passed = sum(_numbers(each) < _numbers(first) for each in ids)  # since they were polled
-            lost = info["entries-added"] - info["length"] - passed - count
-            if lost > 0 and passed < len(ids):
-                raise self._gone(key, last, ids[0], f" ({counted(lost, 'message')})")
+        if not first or _numbers(first) > _numbers(last):
+            if count is not None:
+                passed = (
+                    sum(_numbers(each) < _numbers(first) for each in ids) if first else len(ids)
+                )
+                lost = added - info["length"] - passed - count
+                if lost > 0 and passed < len(ids):
+                    raise self._gone(key, last, ids[0], f" ({counted(lost, 'message')})")
+            elif last not in (_FIRST, self._ends.get(key), _before(ids[0])):
+                raise self._gone(key, last, ids[0])
+        self._counts.pop(key, None)
         if count is not None:
             self._counts[key] = count + len(ids)
-        self._note_end(key, info, ids[-1])
+        elif info["last-generated-id"].decode() == ids[-1] and added:
+            self._counts[key] = added
 
     def _gone(self, key: str, offset: str, first: str, number: str = "") -> DataError:
         return DataError(
@@ -211,30 +223,43 @@ class RedisSource:
         Where the message of the offset itself is gone, only a stream that was at its end then is known to
         have lost nothing.
         """
-        is_time = _numbers(offset)[1] == _LARGEST if offset else False  # one to start at
-        if offset in ("", _FIRST) or is_time:
+        if offset in ("", _FIRST) or _is_time(offset):
             return
         info = self._info(key)
-        last = info["last-generated-id"].decode()
-        first = info["first-entry"][0].decode() if info["first-entry"] else ""
+        last, first = info["last-generated-id"].decode(), _first_of(info)
         is_lost = _numbers(last) != _numbers(offset)
         if first:
             is_lost = _numbers(first) > _numbers(offset)
         if is_lost:
             raise self._gone(key, offset, first)
 
-    def _asked(self, call: str, *args: Any, **options: Any) -> Any:
-        try:
-            return getattr(self._redis, call)(*args, **options)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise _AwayError(f"{self._url}: {error}") from error
-        except redis.RedisError as error:
-            raise DataError(f"{self._url}: {error}") from error
+    def _asked(self, call: str, *args: Any, patience_s: float | None = None, **options: Any) -> Any:
+        """Returns an answer; raises _AwayError if none comes within `patience_s`, DataError for a refusal."""
+        end_s = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        while True:
+            try:
+                return getattr(self._redis, call)(*args, **options)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if time.monotonic() >= end_s:
+                    raise _AwayError(f"{self._url}: {error}") from error
+                time.sleep(_PAUSE_S)
+            except redis.RedisError as error:
+                raise DataError(f"{self._url}: {error}") from error
+
+
+def _first_of(info: Mapping[str, Any]) -> str:
+    """Returns the id of the first message that is there; "": none is."""
+    return info["first-entry"][0].decode() if info["first-entry"] else ""
 
 
 def _numbers(offset: str) -> tuple[int, int]:
     milliseconds, _, sequence = offset.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def _is_time(offset: str) -> bool:
+    """Whether it is a time to start at, and no message's."""
+    return bool(offset) and _numbers(offset)[1] == _LARGEST
 
 
 def _before(offset: str) -> str:

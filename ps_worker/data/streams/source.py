@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from ctr_ps.protos.errors import UsageError
 
@@ -141,11 +141,12 @@ def stream_url(text: str) -> StreamUrl:
             )
     options = {key: _expanded(value) for key, value in options.items()}
     path = unquote(parts.path)
+    user, at, host = parts.netloc.rpartition("@")
     if parts.scheme == "folder" and parts.netloc:
         raise UsageError(f"{shown}: write folder:///{parts.netloc}{path}, with three slashes")
     found = StreamUrl(
         kind=parts.scheme,
-        address=_expanded(parts.netloc),
+        address=_quoted(user) + at + _expanded(host),
         name=path if parts.scheme == "folder" else path.lstrip("/"),
         start=options.pop("start", "earliest"),
         end=options.pop("end", ""),
@@ -159,6 +160,11 @@ def stream_url(text: str) -> StreamUrl:
         )
     _ = found.start_ms, found.end_ms
     return found
+
+
+def _quoted(text: str) -> str:
+    """Returns user and password with variables in the form of URLs: they may have any characters."""
+    return re.sub(r"\$\w+", lambda found: quote(_expanded(found[0]), safe=""), text)
 
 
 def _expanded(text: str) -> str:

@@ -5,7 +5,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
@@ -68,6 +68,8 @@ class StreamPosition:
         """Returns the position as JSON, without its positions."""
         values = asdict(self)
         del values["partitions"]
+        if not self.is_idle:
+            del values["is_idle"]  # which releases before do not know
         return json.dumps(values)
 
     @classmethod
@@ -75,8 +77,9 @@ class StreamPosition:
         """Returns the position that `to_json` wrote; raises DataError for another text."""
         try:
             values = json.loads(text)
-            return cls(**values, partitions=partitions)
-        except (ValueError, TypeError) as error:
+            known = {each.name for each in fields(cls)} & values.keys()  # a later release has more
+            return cls(**{name: values[name] for name in known}, partitions=partitions)
+        except (ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{text!r} is no position in a stream") from error
 
 
@@ -181,7 +184,10 @@ class StreamData:
         self._source.close()
 
     def next_ms(self) -> float:
-        """Returns the time of the next row; now without one, and `FOREVER` at the end of the stream."""
+        """Returns the time of the next row; now without one, and `FOREVER` at the end of the stream.
+
+        nan if this process is told to end before that is known.
+        """
         if self._sent or (self._rows is not None and self._rows.left):
             return 0.0
         merger = self._merger_here()

@@ -200,8 +200,8 @@ class ServedModel:
     async def reload_every(self, seconds: float, channel: Channel | None = None) -> None:
         """Looks for a newer checkpoint every so many seconds, and when a channel tells of one, for ever."""
         while True:
-            await (channel.wait(seconds) if channel else asyncio.sleep(seconds))
             try:
+                await (channel.wait(seconds) if channel else asyncio.sleep(seconds))
                 await asyncio.to_thread(self.reload)
             except Exception:  # the next look may find another checkpoint
                 self.counts.failed_reloads += 1

@@ -109,6 +109,8 @@ class JobCheckpoints:
         is_within = self._job.checkpoint.is_within_epochs
         if saver is None or not (is_within or (self._job.data.stream and each.number > files)):
             return
+        if self._run.is_repeating:  # as for `_save`
+            return
         if self._run.store.status().num_examples == self._saved_examples:
             saver.wait()
         else:
@@ -212,7 +214,8 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
         overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
-        return new(overwritten=overwritten)
+        own = checkpoints_of_runs(settings.dir) if run.is_replacement else ()
+        return new(overwritten=overwritten, own=own)
     return new(latest=earlier.url, own=checkpoints_of_runs(settings.dir))
 
 

@@ -9,6 +9,7 @@ The end of a window is agreed on at its start: it is that of the window with the
 """
 
 import logging
+import math
 from collections.abc import Generator, Iterator
 from functools import partial
 
@@ -18,6 +19,7 @@ from ctr_ps.protos.store import ReduceOp
 from ctr_ps.ps_worker.data.streams.stream_data import FOREVER, StreamData, StreamPosition
 from ctr_ps.ps_worker.job.streams import PassLength
 from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.termination import EXIT_CODE
 from ctr_ps.ps_worker.run.training_job.passes import Pass, Positioned
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ class Windows:
     def _end_of(self, number: int) -> float | None:
         """Returns the time before which a window ends, in milliseconds; None: the stream has ended.
 
-        All workers call it, once for each number.
+        All workers call it, once for each number. Raises SystemExit if this one is told to end meanwhile.
         """
         if self._agreed[0] != number:
             start = self._start
@@ -75,7 +77,11 @@ class Windows:
             if start is not None and start.epoch == number and start.before_ms is not None:
                 before_ms = start.before_ms
             last_ms = self._last_ms if before_ms == FOREVER else 0.0
-            own = np.array([self._data.next_ms(), before_ms, -last_ms])
+            own_ms = self._data.next_ms()
+            if math.isnan(own_ms):
+                self._run.end_early()
+                raise SystemExit(EXIT_CODE)
+            own = np.array([own_ms, before_ms, -last_ms])
             found = self._run.all_reduce(own, ReduceOp.MIN, f"window-{number}-start").tolist()
             next_ms, before_ms, last_ms = found[0], found[1], -found[2]
             if before_ms == FOREVER:

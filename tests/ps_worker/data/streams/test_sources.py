@@ -1,17 +1,20 @@
 """The same behaviour of all sources: Kafka's mock brokers, a Redis server, a folder of files."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 
 from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.streams import redis_streams
 from ctr_ps.ps_worker.data.streams.folder import FolderSource
 from ctr_ps.ps_worker.data.streams.merging import Merger
+from ctr_ps.ps_worker.data.streams.redis_streams import RedisSource
 from ctr_ps.ps_worker.data.streams.source import (
     Message,
     StreamSource,
@@ -339,6 +342,85 @@ def test_a_redis_server_that_goes_away_and_comes_back_is_waited_for(
         assert [each.value for each in found] == [b"1", b"2", b"3"]
         assert (lag, source.lag()) == ({}, {"kept": 0})
         source.close()
+
+
+class Flaky:
+    """A Redis client whose connection is lost at some calls, numbered from 0."""
+
+    def __init__(self, client: Any, lost: range) -> None:
+        self._client, self._lost, self.calls = client, lost, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls - 1 in self._lost:
+                raise redis.ConnectionError("lost")
+            return getattr(self._client, name)(*args, **options)
+
+        return call
+
+
+def test_a_connection_that_is_lost_at_any_call_loses_no_message(
+    redis_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "_PAUSE_S", 0.01)
+    client, keys = redis.Redis(port=redis_port), ("flaky-0", "flaky-1", "flaky-2")
+    for number in range(30):
+        client.xadd(keys[number % 3], {"value": str(number)}, id=f"{number + 1}-0")
+    url = stream_url(f"redis://127.0.0.1:{redis_port}/{','.join(keys)}?end=latest")
+    at, calls = 0, 1
+    while at < calls:
+        source = cast(RedisSource, open_source(url))
+        ends = {key: source.last_of(key) for key in keys}
+        flaky = Flaky(source._redis, range(at, at + 2))
+        monkeypatch.setattr(source, "_redis", flaky)
+        merger = Merger(source, dict.fromkeys(keys, ""), ends=ends, stall_limit_s=10.0)
+        found: list[Message] = []
+        while not merger.is_over:
+            found += merger.take(math.inf, 0.01)
+
+        assert [int(each.value) for each in found] == [*range(30)], at
+        at, calls = at + 1, flaky.calls
+    assert calls > 12
+
+
+def test_a_redis_server_that_lost_unread_messages_is_named(redis_port: int) -> None:
+    client, key = redis.Redis(port=redis_port), "less"
+    for number in range(30):
+        client.xadd(key, {"value": b"1"}, id=f"{number + 1}-0")
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/{key}"))
+    source.seek({key: ""})
+    assert len(source.poll([key], 0.1)) < 30
+    client.delete(key)
+    for number in range(50, 60):
+        client.xadd(key, {"value": b"2"}, id=f"{number}-0")
+
+    with pytest.raises(DataError, match="what was between is gone"):
+        source.poll([key], 0.1)
+    source.close()
+
+
+def test_a_time_to_start_at_needs_no_message_before_it(redis_port: int) -> None:
+    client, key = redis.Redis(port=redis_port), "from-time"
+    client.xadd(key, {"value": b"1"}, id="1000-0")
+    url = f"redis://127.0.0.1:{redis_port}/{key}?start=1970-01-01T00:00:02"
+    source = open_source(stream_url(url))
+    source.seek({key: source.start_of(key)})
+    client.xtrim(key, 0)
+    client.xadd(key, {"value": b"2"}, id="3000-0")
+
+    assert [each.value for each in source.poll([key], 0.1)] == [b"2"]
+    source.close()
+
+
+def test_a_password_may_have_any_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cr/et?#@:")
+
+    url = stream_url("redis://user:$SECRET@127.0.0.1:1/clicks")
+
+    options = redis.connection.parse_url(f"redis://{url.address}")
+    assert (options["host"], options["port"]) == ("127.0.0.1", 1)
+    assert (options["username"], options["password"]) == ("user", "s3cr/et?#@:")
 
 
 def test_a_key_that_is_not_there_yet_and_an_unknown_option_of_redis_are_named(

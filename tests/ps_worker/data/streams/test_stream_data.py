@@ -303,6 +303,14 @@ def test_places_of_any_number_of_workers_are_dealt_to_another() -> None:
     assert StreamPosition.from_json(dealt[0].position, {}) == replace(position, rows=0)
 
 
+def test_a_position_of_a_later_release_is_read_and_one_without_news_by_those_before() -> None:
+    position = StreamPosition(epoch=3, rows=7, before_ms=5.0, time_ms=4)
+    written = json.loads(position.to_json())
+
+    assert StreamPosition.from_json(json.dumps({**written, "colour": 1}), {}) == position
+    assert written.keys() == {"epoch", "rows", "before_ms", "time_ms"}
+
+
 def test_json_csv_and_arrow_are_formats_of_messages(stream: Any) -> None:
     rows = {"click": [1, 0], "user": ["a", "b"], "item": ["x", "y"]}
     table = pa.table(rows)

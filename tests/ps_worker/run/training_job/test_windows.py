@@ -49,7 +49,12 @@ def windows_of(
         assert op is ReduceOp.MIN
         return values if others is None else np.minimum(values, others())
 
-    run = SimpleNamespace(all_reduce=all_reduce, num_workers=num_workers, is_repeating=is_repeating)
+    run = SimpleNamespace(
+        all_reduce=all_reduce,
+        num_workers=num_workers,
+        is_repeating=is_repeating,
+        end_early=lambda: None,
+    )
     return Windows(rows, run, length, start)  # type: ignore[arg-type]
 
 
@@ -83,6 +88,13 @@ def test_a_window_begins_with_the_oldest_row_of_all_workers() -> None:
     )
 
     assert found == {1: [], 2: [], 3: [130_000.0], 4: [200_000.0]}
+
+
+def test_a_worker_that_is_told_to_end_says_no_end_of_a_window() -> None:
+    windows = windows_of(Rows([math.nan]), PassLength(milliseconds=MINUTE), others=pytest.fail)
+
+    with pytest.raises(SystemExit):
+        next(windows.windows(1))
 
 
 def test_a_late_row_makes_no_second_window_of_the_same_end() -> None:
