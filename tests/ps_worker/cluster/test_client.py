@@ -148,6 +148,33 @@ def test_a_process_goes_on_where_the_server_that_knows_numbers_is() -> None:
     assert (joined.barriers_passed, joined.restart) == (9, 6)
 
 
+def test_a_process_that_begins_at_a_restart_numbers_its_shrinks_as_the_lost_one() -> None:
+    """Which has shrunk before it, too: a shrink of another number would be done once more."""
+    transport, first, second = two_processes()
+    first.barrier("start", 0, step=0).result()
+    first.shrink()
+    first.barrier("pass", 0, step=0).result()
+    for _ in range(2):
+        first.shrink()
+    first.barrier(RESTART, 0, step=0).result()
+    transport.calls.clear()
+    first.shrink()
+    first.shrink()
+    done = [each.number for _, _, each in transport.calls]
+    for store in transport.stores:
+        store.engine.lose([0])
+
+    second.join(0, SECOND, terms={}, lease=WAIT).result()
+    for name in ("start", RESTART):
+        second.barrier(name, 0, step=0).result()
+    transport.calls.clear()
+    second.shrink()
+    second.shrink()
+
+    assert [each.number for _, _, each in transport.calls] == done
+    assert len({*done}) == 2
+
+
 def test_place_that_is_taken_on_some_servers_is_given_back() -> None:
     """The process before is back on server 1, between the question and the answer."""
     transport, _, second = two_processes()
