@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,27 @@ def test_checkpoint_of_an_epoch_waits_for_the_one_before(tmp_path: Path) -> None
     saver.finish()
 
     assert names(tmp_path) == ["epoch-1", "step-1"]
+
+
+def test_checkpoint_of_a_worker_that_ends_is_written_when_it_has_it(tmp_path: Path) -> None:
+    """And after the one before, with a name of its own at the same step."""
+
+    class LongStore(ParameterStore):
+        def save(self, request: SaveRequest) -> str:
+            assert request.on_snapshot is not None
+            request.on_snapshot()
+            time.sleep(0.05)  # what is slow is the storage
+            return super().save(replace(request, on_snapshot=None))
+
+    saver = saver_of(LongStore(), tmp_path)
+    saver.after_step(1, dict)
+    before: list[list[str]] = []
+
+    saver.save_within(1, lambda: before.append(names(tmp_path)) or {})
+
+    assert before == [["step-1"]]
+    assert names(tmp_path) == ["step-1", "step-1-2"]
+    assert (tmp_path / "LATEST").read_text() == "step-1-2\n"
 
 
 def kinds(folder: Path) -> dict[str, str | None]:

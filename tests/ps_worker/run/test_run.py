@@ -6,17 +6,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ctr_ps.protos.errors import AbortedError, CheckpointError, JobError, ProtocolError, UsageError
-from ctr_ps.protos.store import Future, ReduceOp, SaveRequest, Shrunk
+from ctr_ps.protos.store import RESTART, Future, ReduceOp, SaveRequest, Shrunk
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.data.blocks import DataPosition, joined
 from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.membership import Membership
 from ctr_ps.ps_worker.run.run import Run, log_shrunk
+from ctr_ps.ps_worker.run.termination import SAVE_S, STEP_S
 from tests.support.training import job, random_batches, small_model, together, worker_run
 
 BATCHES = random_batches(6, 8, seed=1)
@@ -130,6 +134,89 @@ def test_worker_that_the_job_needs_says_so() -> None:
     with run_of(ParameterStore(), 0) as worker:
         assert worker.is_needed
         worker.leave()
+
+
+def test_needed_worker_that_has_saved_ends_the_job_and_then_by_sigterm_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its lease hears of the end of the job is no error of it."""
+    store = ParameterStore()
+    with pytest.raises(SystemExit), run_of(store, 0, SYNC) as worker:
+        worker.start()
+        worker.end_early()
+        monkeypatch.setattr(Membership, "refusal", AbortedError("the job has ended"))
+        raise SystemExit(143)
+
+    with pytest.raises(AbortedError, match=r"it was told to stop \(SIGTERM\)"):
+        store.wait_version(0).result()
+
+
+@pytest.mark.parametrize(
+    ("worker", "rule", "mode", "expected"),
+    [
+        # (what is called, seconds, whether it ends after its batch)
+        (0, "fail", "sync", ("abort_at", SAVE_S, True)),
+        (1, "fail", "sync", ("abort_at", SAVE_S, False)),
+        (1, "fail", "async", ("abort_at", SAVE_S, False)),
+        (0, "continue", "async", ("abort_at", SAVE_S, True)),
+        (1, "continue", "async", ("end_after_batch", 0.0, False)),
+        (0, "wait", "sync", ("end_after_batch", 0.0, False)),
+        (1, "wait", "sync", ("end_after_batch", STEP_S, False)),
+        (1, "wait", "async", ("end_after_batch", 0.0, False)),
+    ],
+)
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_workers_wait_for_worker_0_only_where_it_saves(
+    worker: int,
+    rule: str,
+    mode: str,
+    expected: tuple[str, float, bool],
+    *,
+    saves: bool,
+    trains: bool,
+) -> None:
+    own = ["checkpoint.dir=saved", "checkpoint.every_steps=5"] if saves else []
+    settings = job(mode, f"cluster.on_worker_loss={rule}", *own)
+    found: list[tuple[str, float, bool]] = []
+
+    def noted(call: str, wait_s: Callable[[], float], *, ends_after_batch: bool = False) -> None:
+        found.append((call, wait_s(), ends_after_batch))
+
+    termination: Any = SimpleNamespace(
+        abort_at=lambda _, **options: noted("abort_at", **options),
+        end_after_batch=lambda _, **options: noted("end_after_batch", **options),
+    )
+    run: Any = SimpleNamespace(
+        _job=settings,
+        _communicator=object() if trains else None,
+        _membership=SimpleNamespace(give_up=None),
+        is_first=worker == 0,
+        is_needed=expected[0] == "abort_at",
+        store=None,
+        worker=worker,
+    )
+
+    Run.end_by(run, termination)
+
+    call, wait_s, ends_after_batch = expected
+    assert found == [(call, wait_s if saves and trains else 0.0, ends_after_batch and saves)]
+
+
+def test_process_that_begins_at_a_restart_repeats_it_and_what_came_after() -> None:
+    """But none before: then its others train, and it would not."""
+    with run_of(ParameterStore(), 0, SYNC) as run:
+        membership = run._membership
+        membership.joined = replace(membership.joined, restart=6, barriers_passed=7)
+        repeated = [run.is_repeating]
+        run.start()
+        for name in (RESTART, "pass", "next"):
+            repeated.append(run.is_repeating)
+            run.barrier(name)
+        run.leave()
+
+    assert run.restarts
+    assert repeated == [True, True, True, False]
 
 
 def test_workers_start_with_what_the_first_has_loaded(tmp_path) -> None:

@@ -4,6 +4,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,6 +129,46 @@ def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> N
 
     assert code == 143
     assert "not ended within 0.1 s after SIGTERM" in log
+
+
+@pytest.mark.parametrize(
+    ("call", "grace_s", "within_s"),
+    [
+        ("abort_at(lambda: (store, 1), wait_s=lambda: 0.5)", 1.0, "1"),
+        ("end_after_batch(lambda: None, wait_s=lambda: 0.5)", 20.0, "1.5"),
+    ],
+)
+def test_wait_for_worker_0_is_part_of_the_grace(call: str, grace_s: float, within_s: str) -> None:
+    """A place is given up soon after it: others wait for that."""
+    code, log = ended_by_sigterm(
+        f"""
+        termination.{call}
+        print("ready", flush=True)
+        threading.Event().wait()
+        """,
+        grace_s=grace_s,
+    )
+
+    assert code == 143
+    assert f"not ended within {within_s} s after SIGTERM" in log
+
+
+def test_second_signal_does_not_make_a_worker_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a shell and of `ps-launch`."""
+    from ctr_ps.ps_worker.run import termination
+
+    now = [100.0]
+    monkeypatch.setattr(termination, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    worker = termination.Termination()
+    worker.end_after_batch(lambda: None, wait_s=lambda: 2.0)
+    told = []
+
+    for now[0] in (100.0, 101.9, 102.0):
+        if now[0] < 102.0:
+            worker._ask()
+        told.append(worker.is_told_to_end)
+
+    assert told == [False, False, True]
 
 
 def test_error_without_a_signal_stays_what_it_is() -> None:

@@ -618,6 +618,28 @@ def test_a_process_that_begins_at_a_restart_knows_the_best_validation_and_those_
     assert other.best == replace(first.best or last, checkpoint="epoch-of-BEST")
 
 
+def test_without_early_stopping_the_best_validation_alone_is_told_at_a_restart(data: Path) -> None:
+    """Else the next worse one is the best for the process in a lost one's place."""
+    plan = plan_of(job_of(data, f"data.valid={data}/test.tsv", "valid.patience=0"))
+    told: list[Numbers] = []
+
+    def all_reduce(own: Numbers, *_: object) -> Numbers:
+        told.append(own)
+        return np.maximum.reduce(told)
+
+    run = cast("Run", SimpleNamespace(all_reduce=all_reduce, is_first=True))
+    first, other = (Validator(plan, run, MetricsWriter(None, run)) for _ in range(2))
+    for epoch, loss in enumerate([0.9, 0.6, 0.7, 0.8], 1):
+        first.add(Validation(epoch=epoch, step=10 * epoch, auc=0.5, log_loss=loss))
+
+    first.tell_at_restart((5, math.inf), None, str)
+    other.recall(lambda _: "epoch-2")
+    other.add(Validation(epoch=5, step=50, auc=0.5, log_loss=0.65))
+
+    assert other.best == Validation(epoch=2, step=20, auc=0.5, log_loss=0.6, checkpoint="epoch-2")
+    assert [each.epoch for each in other.validations] == [2, 5]
+
+
 def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Path) -> None:
     """They have none of its validations, but know which loss is to be beaten, and for how long it was not."""
     plan = plan_of(job_of(data, f"data.valid={data}/test.tsv", "valid.patience=3"))

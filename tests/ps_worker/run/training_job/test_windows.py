@@ -12,6 +12,7 @@ from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.store import Numbers, ReduceOp
 from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
 from ctr_ps.ps_worker.job.streams import PassLength, pass_length
+from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.windows import Windows
 
 MINUTE = 60_000.0
@@ -41,6 +42,7 @@ def windows_of(
     length: PassLength,
     start: StreamPosition | None = None,
     *,
+    first: tuple[int, float] = (0, 0.0),
     others: Callable[[], Numbers] | None = None,
     num_workers: int = 1,
     is_repeating: bool = False,
@@ -55,7 +57,7 @@ def windows_of(
         is_repeating=is_repeating,
         end_early=lambda: None,
     )
-    return Windows(rows, run, length, start)  # type: ignore[arg-type]
+    return Windows(rows, run, length, start, first)  # type: ignore[arg-type]
 
 
 def trained(windows: Windows, first: int = 1) -> dict[int, list[float]]:
@@ -114,6 +116,64 @@ def test_a_resumed_window_ends_where_it_would_have() -> None:
     )
 
     assert found == {3: [30_000.0, 119_000.0], 4: [121_000.0]}
+
+
+def test_a_process_in_a_lost_ones_place_asks_nobody_for_the_window_that_all_agreed_on() -> None:
+    """And the next one ends later, though its first row is late."""
+    rows = Rows([30_000.0, 119_000.0])
+    asked: list[float] = []
+
+    def others() -> Numbers:
+        asked.append(1)
+        return np.array([math.inf, math.inf, 0.0])
+
+    windows = windows_of(
+        rows, PassLength(milliseconds=MINUTE), first=(3, 120_000.0), others=others
+    ).windows(3)
+    third = next(windows)
+    found = list(third.batches)
+    assert not asked
+    rows.times += [100_000.0, 121_000.0]
+    is_last = third.ends()
+    fourth = next(windows)
+
+    assert (third.before_ms, found) == (120_000.0, [30_000.0, 119_000.0])
+    assert not is_last
+    assert (*third.following(), fourth.before_ms) == (4, 180_000.0, 180_000.0)
+    assert list(fourth.batches) == [100_000.0, 121_000.0]
+
+
+def test_a_process_that_begins_at_a_restart_goes_on_in_the_window_that_it_is_told_of() -> None:
+    none: Any = None
+
+    def all_reduce(values: Numbers, op: ReduceOp, name: str) -> Numbers:
+        raise AssertionError(f"the others are past {name}")
+
+    run: Any = SimpleNamespace(
+        all_reduce=all_reduce,
+        earlier_progress=None,
+        is_repeating=False,
+        is_replacement=True,
+        num_workers=2,
+        progress=SimpleNamespace(),
+        restarts=True,
+        worker=1,
+    )
+    rows: Any = Rows([119_000.0, 121_000.0])
+    rows.partitions, rows.lag, rows.lateness, rows.close = ["clicks/1"], none, {}, lambda: None
+    stream: Any = SimpleNamespace(
+        open=lambda *_, **__: rows, name="clicks", length=PassLength(milliseconds=MINUTE)
+    )
+    validator: Any = SimpleNamespace(is_over=False, recall=lambda _: np.array([7.0, 120_000.0]))
+    checkpoints: Any = SimpleNamespace(name_before=None)
+    plan: Any = SimpleNamespace(train_files=(), job=None)
+    worker = Training(plan, run, none, stream, none, validator, checkpoints, none, lambda: False)
+
+    done = worker._resume(None)
+    each = next(worker._passes(done + 1, 0))
+
+    assert (done, each.number, each.before_ms) == (6, 7, 120_000.0)
+    assert list(each.batches) == [119_000.0]
 
 
 def test_a_window_of_rows_has_the_share_of_each_worker() -> None:
