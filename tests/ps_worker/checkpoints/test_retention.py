@@ -9,8 +9,9 @@ from ctr_ps.protos.errors import CheckpointError, JobError
 from ctr_ps.protos.store import InferenceSettings, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.resume import earlier_run, require_free_folder
-from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, name_at_step
+from ctr_ps.ps_worker.checkpoints.retention import Keeper, checkpoints_of_runs, name_at_step
 from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.sections import CheckpointSection
 
 
 def save(folder: Path, *names: str) -> None:
@@ -24,6 +25,19 @@ def test_names_of_runs_come_by_age(tmp_path: Path) -> None:
     save(tmp_path, *own[:2], *others, *own[2:])
 
     assert checkpoints_of_runs(str(tmp_path)) == own
+
+
+def test_pass_that_is_saved_again_is_the_newest(tmp_path: Path) -> None:
+    """Of a run that goes on from an earlier checkpoint: what it has held can still be published."""
+    later = [f"epoch-{number}" for number in range(1, 5)]
+    save(tmp_path, *later)
+    keeper = Keeper(CheckpointSection(dir=str(tmp_path), keep_last=1), own=later, passes=2)
+
+    for name in ("epoch-2", "epoch-3", "epoch-5"):
+        save(tmp_path, name)
+        keeper.saved(name)
+
+    assert {*checkpoints_of_runs(str(tmp_path))} == {"epoch-2", "epoch-3", "epoch-5"}
 
 
 def of_another_release(checkpoint: Path) -> None:

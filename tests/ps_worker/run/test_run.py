@@ -141,11 +141,16 @@ def test_needed_worker_that_has_saved_ends_the_job_and_then_by_sigterm_alone(
 ) -> None:
     """What its lease hears of the end of the job is no error of it."""
     store = ParameterStore()
-    with pytest.raises(SystemExit), run_of(store, 0, SYNC) as worker:
-        worker.start()
-        worker.end_early()
-        monkeypatch.setattr(Membership, "refusal", AbortedError("the job has ended"))
-        raise SystemExit(143)
+
+    def told_to_end() -> None:
+        with run_of(store, 0, SYNC) as worker:
+            worker.start()
+            worker.end_early()
+            monkeypatch.setattr(Membership, "refusal", AbortedError("the job has ended"))
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        told_to_end()
 
     with pytest.raises(AbortedError, match=r"it was told to stop \(SIGTERM\)"):
         store.wait_version(0).result()

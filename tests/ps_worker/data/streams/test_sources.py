@@ -13,6 +13,7 @@ import redis
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams import redis_streams
 from ctr_ps.ps_worker.data.streams.folder import FolderSource
+from ctr_ps.ps_worker.data.streams import redis_streams
 from ctr_ps.ps_worker.data.streams.merging import Merger
 from ctr_ps.ps_worker.data.streams.redis_streams import RedisSource
 from ctr_ps.ps_worker.data.streams.source import (
@@ -433,6 +434,70 @@ def test_a_key_that_is_not_there_yet_and_an_unknown_option_of_redis_are_named(
         open_source(stream_url(f"{url}?colour=red"))
 
     assert caplog.messages == [f"{url}: there is no key 'not-yet' yet, it is waited for"]
+
+
+def test_one_message_that_was_trimmed_is_lost_and_one_that_was_deleted_is_not(
+    redis_port: int,
+) -> None:
+    client = redis.Redis(port=redis_port)
+    for number in range(1, 7):
+        client.xadd("one", {"value": b"x"}, id=f"{number}-0")
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/one"))
+    source.seek({"one": ""})
+    assert len(read(source, 6)) == 6
+    for number in range(7, 9):
+        client.xadd("one", {"value": b"x"}, id=f"{number}-0")
+    client.xdel("one", "7-0")
+    assert [each.offset for each in read(source, 1)] == ["8-0"]
+    for number in range(9, 12):
+        client.xadd("one", {"value": b"x"}, id=f"{number}-0")
+    assert [each.offset for each in read(source, 3)] == ["9-0", "10-0", "11-0"]
+    for number in range(12, 15):
+        client.xadd("one", {"value": b"x"}, id=f"{number}-0")
+    client.xtrim("one", minid="13-0", approximate=False)
+
+    with pytest.raises(DataError, match=r"is 13-0, .* after 11-0, .* gone \(1 message\)"):
+        source.poll(["one"], 1.0)
+    source.close()
+
+
+def test_each_time_that_a_redis_server_is_away_is_told_once(
+    redis_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source: Any = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/times"))
+    is_away = iter([True, True, False, True, True])
+
+    def poll(*_: object) -> None:
+        if next(is_away):
+            raise redis_streams._AwayError("no answer")
+
+    monkeypatch.setattr(source, "_poll", poll)
+    for _ in range(5):
+        assert source.poll(["times"], 0.0) == []
+
+    assert caplog.text.count("a server is away, and waited for: no answer") == 2
+    source.close()
+
+
+def test_after_large_messages_of_redis_more_come_at_a_time_again(redis_port: int) -> None:
+    client = redis.Redis(port=redis_port)
+    for size in (4 << 20, *[1] * 399):
+        client.xadd("larger", {"value": b"x" * size})
+    source = open_source(stream_url(f"redis://127.0.0.1:{redis_port}/larger"))
+    source.seek({"larger": ""})
+
+    assert [len(source.poll(["larger"], 0.5)) for _ in range(9)] == [
+        4,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        144,
+        0,
+    ]
+    source.close()
 
 
 def test_large_messages_of_redis_come_a_few_at_a_time(redis_port: int) -> None:

@@ -405,6 +405,30 @@ def test_a_process_in_a_lost_ones_place_reads_to_the_same_end(
     assert without_ends({0: progress})[0].partitions.keys() == {"clicks/0"}
 
 
+def test_an_end_that_only_a_sent_batch_has_told_is_kept(stream: Any) -> None:
+    stream["messages"] = {"clicks/0": clicks(20)}
+    before = rows_of(stream["messages"])
+    _, position = next(data().batches(1))
+    stream["messages"]["clicks/0"] += clicks(5, seed=1, start_ms=10**6)
+
+    again = data(keeps_ends=True, sent=1, sent_positions=position.partitions)
+
+    assert [key for batch, _ in again.batches(1) for key in items(batch)] == before
+
+
+def test_ends_are_told_once_by_a_batch_without_rows_if_there_is_no_other(stream: Any) -> None:
+    stream["messages"] = {"clicks/0": clicks(3, rows=2)}
+    (batch, position), *further = data(batch_size=9).batches(1)
+    again = data(position.partitions, keeps_ends=True)
+
+    assert (items(batch), further) == (rows_of(stream["messages"]), [])
+    assert position.partitions == {"clicks/0": "2", f"{END}clicks/0": "2"}
+    assert list(again.batches(1)) == [], "they are known"
+    stream["messages"] = {"clicks/0": []}
+    ((empty, position),) = data().batches(1)
+    assert (empty.size, position.partitions.keys()) == (0, {"clicks/0", f"{END}clicks/0"})
+
+
 def test_a_file_is_read_block_by_block(stream: Any) -> None:
     """From the start, and from each position in it."""
     stream["messages"] = {"clicks/0": [(1, b"a"), (2, b"b")]}
@@ -446,6 +470,30 @@ def test_a_file_is_read_block_by_block(stream: Any) -> None:
     assert [items(next(batches)[0]) for _ in range(2)] == [expected[:5], expected[5:10]]
 
 
+def test_a_sent_batch_of_two_files_has_the_positions_in_both(stream: Any) -> None:
+    """Else a further loss between two sent batches would have rows of the first file trained again."""
+    stream["messages"] = {"clicks/0": [(1, b"a")], "clicks/1": [(2, b"b")]}
+
+    class Blocks:
+        def blocks(self, split: FileSplit) -> Iterator[Block]:
+            first = 100 * (split.path == "b")
+            keys = np.repeat(np.arange(first, first + 3, dtype=np.uint64), 2)
+            offsets, labels = np.arange(7, dtype=np.int32), np.zeros(3, np.float32)
+            dense = np.empty((3, 0), np.float32)
+            yield Block(
+                Batch(labels=labels, dense=dense, keys=keys, offsets=offsets, num_slots=2), first
+            )
+
+    decoder = MessageDecoder("x", SCHEMA, lambda *_: Blocks(), BadRows(), are_files=True)
+    all_sent = {"clicks/0": "0", "clicks/1": "0 +2"}
+
+    batches = data(batch_size=4, decoder=decoder, sent=2, sent_positions=all_sent).batches(1)
+    (first, position), (second, end) = next(batches), next(batches)
+
+    assert (items(first), items(second)) == ([0, 1, 2, 100], [101])
+    assert (places(position), places(end)) == ({"clicks/0": "0", "clicks/1": "0 +1"}, all_sent)
+
+
 def test_rows_that_wait_for_more_when_told_to_end_are_not_trained(stream: Any) -> None:
     """A batch of them would be another one than that of an undisturbed run."""
     stream["messages"] = {"clicks/0": clicks(2, rows=1)}
@@ -459,6 +507,15 @@ def test_rows_that_wait_for_more_when_told_to_end_are_not_trained(stream: Any) -
 
     assert list(reader.batches(1)) == []
     assert True in told
+
+
+def test_nothing_is_trained_in_the_place_of_a_sent_batch_when_told_to_end(stream: Any) -> None:
+    stream["messages"] = {"clicks/0": clicks(20)}
+    _, position = next(data().batches(1))
+    options = {"sent": 1, "sent_positions": position.partitions}
+
+    assert list(data(**options, is_told_to_end=lambda: True).batches(1)) == []
+    assert items(next(data(**options).batches(1))[0]) == rows_of(stream["messages"])[:8]
 
 
 def test_late_messages_are_counted_by_how_late_they_are(stream: Any) -> None:

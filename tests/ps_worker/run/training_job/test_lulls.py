@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ctr_ps.protos.errors import AbortedError
 from ctr_ps.ps_worker.run.training_job import training
 from ctr_ps.ps_worker.run.training_job.training import Training
 
@@ -58,3 +59,29 @@ def test_servers_are_asked_seldom_in_a_lull_and_often_while_others_train(
     del asked[:]
     assert idle(0.1) == 0
     assert len(asked) == 2, "after rows of its own"
+    idle(60.0)
+    run.progress.steps += 1
+    del asked[:]
+    assert idle(0.05) == 0
+    assert len(asked) == 1, "at once, after a lull"
+
+
+def test_a_worker_in_a_lull_hears_that_the_job_has_ended() -> None:
+    """It would wait for messages for ever: in this mode it asks servers nothing."""
+
+    def require_place() -> None:
+        raise AbortedError("worker 0 has ended the job")
+
+    run: Any = SimpleNamespace(
+        num_workers=2,
+        progress=SimpleNamespace(steps=5),
+        communicator=SimpleNamespace(let_others_begin=lambda: None),
+        require_place=require_place,
+    )
+    plan: Any = SimpleNamespace(job=SimpleNamespace(strategy=SimpleNamespace(is_sync=False)))
+    checkpoints: Any = SimpleNamespace(is_due_in_lull=lambda status=None: False)
+    none: Any = None
+    worker = Training(plan, run, none, none, none, none, checkpoints, none, lambda: False)
+
+    with pytest.raises(AbortedError, match="has ended the job"):
+        worker._on_idle()
