@@ -12,8 +12,11 @@ import pytest
 
 from ctr_ps.protos.errors import CheckpointError, ProtocolError, SnapshotLostError
 from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING
+from ctr_ps.ps_server.checkpoint.publish import name_in, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints import saver as saver_module
 from ctr_ps.ps_worker.checkpoints.saver import Saver, Schedule
 from ctr_ps.ps_worker.job.sections import CheckpointSection
 from tests.support.stores import in_process
@@ -144,6 +147,27 @@ def test_checkpoint_of_a_worker_that_ends_is_written_when_it_has_it(tmp_path: Pa
     assert before == [["step-1"]]
     assert names(tmp_path) == ["step-1", "step-1-2"]
     assert (tmp_path / "LATEST").read_text() == "step-1-2\n"
+
+
+def test_what_readers_may_take_is_named_before_it_is_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crash between the two would leave the latest one, which has passed, unpublished."""
+    seen: list[str] = []
+
+    def noting(folder: str, name: str, *before: str, is_gated: bool) -> None:
+        seen.append(name_in(folder, PUBLISHING))
+        write_latest(folder, name, *before, is_gated=is_gated)
+
+    monkeypatch.setattr(saver_module, "write_latest", noting)
+    saver = Saver(in_process(), CheckpointSection(dir=str(tmp_path)), is_gated=True)
+
+    saver.save("epoch-1", 1, {}, named=[PUBLISHED])
+    saver.save("epoch-2", 2, {})
+    saver.finish()
+
+    assert seen == ["epoch-1", ""]
+    assert [name_in(tmp_path, each) for each in (PUBLISHED, "LATEST")] == ["epoch-1", "epoch-2"]
 
 
 def kinds(folder: Path) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams import redis_streams
 from ctr_ps.ps_worker.data.streams.folder import FolderSource
 from ctr_ps.ps_worker.data.streams import redis_streams
+from ctr_ps.ps_worker.data.streams.folder import FolderSource
 from ctr_ps.ps_worker.data.streams.merging import Merger
 from ctr_ps.ps_worker.data.streams.redis_streams import RedisSource
 from ctr_ps.ps_worker.data.streams.source import (
