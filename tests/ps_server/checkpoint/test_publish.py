@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint import publish
 from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING, manifest_to_json
 from ctr_ps.ps_server.checkpoint.publish import (
     begin_gate,
@@ -437,6 +438,22 @@ def test_what_passed_before_a_crash_is_published_at_the_next_start(
     begin_gate(tmp_path, is_on=True, is_fresh=False)
 
     assert best_in(tmp_path, PUBLISHED) == published
+    assert not (tmp_path / "PUBLISHING").exists()
+
+
+@pytest.mark.parametrize(("is_on", "is_fresh"), [(True, True), (False, True), (False, False)])
+def test_what_another_run_was_about_to_publish_is_never_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_on: bool, is_fresh: bool
+) -> None:
+    """Not for a moment, in which readers look."""
+    OLD.save(tmp_path / "epoch-1")
+    write_best(tmp_path, "epoch-1", PUBLISHING)
+    write_latest(tmp_path, "epoch-1", is_gated=True)
+    monkeypatch.setattr(publish, "write_best", lambda *names: pytest.fail(f"wrote {names}"))
+
+    begin_gate(tmp_path, is_on=is_on, is_fresh=is_fresh)
+
+    assert best_in(tmp_path, PUBLISHED) is None
     assert not (tmp_path / "PUBLISHING").exists()
 
 

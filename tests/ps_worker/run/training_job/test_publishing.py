@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.job.sections import PublishSection
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.training_job import publishing
-from ctr_ps.ps_worker.run.training_job.publishing import RowSample, why_held
+from ctr_ps.ps_worker.run.training_job.publishing import Gate, RowSample, why_held
 from tests.support.processes import free_port
 from tests.support.streams import MemorySource
 from tests.support.training import job_of, random_batches, train_together
@@ -117,6 +118,30 @@ def test_rule(
     found = why_held(PublishSection(**limits), window, both)
 
     assert re.search(reason, found) if reason else not found
+
+
+def test_passes_held_are_those_in_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    progress = SimpleNamespace(held=None, on_batch=None)
+    run: Any = SimpleNamespace(is_first=True, is_repeating=False, progress=progress)
+    job: Any = SimpleNamespace(
+        publish=PublishSection(max_ne=1.1, sample_rows=0),
+        checkpoint=SimpleNamespace(dir=str(tmp_path)),
+    )
+    metrics: Any = SimpleNamespace(write=lambda *_: None)
+    gate, held = Gate(job, run, metrics), []
+
+    for number, window in enumerate([HALF, HALF, RIGHT, HALF], 1):
+        gate.window = window
+        gate.passes(number)
+        held.append(progress.held)
+
+    assert held == [1, 2, 0, 1]
+    told = [each.getMessage() for each in caplog.records if "not published" in each.msg]
+    assert [re.findall(r"epoch-\d|held=\d", each)[:2] for each in told] == [
+        ["epoch-1", "held=1"],
+        ["epoch-2", "held=2"],
+        ["epoch-4", "held=1"],
+    ]
 
 
 @given(sizes=st.lists(st.integers(1, 12), max_size=60), limit=st.integers(1, 40))
