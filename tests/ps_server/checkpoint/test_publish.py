@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint import publish
+from ctr_ps.ps_server.checkpoint import publish as publish_module
 from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING, manifest_to_json
 from ctr_ps.ps_server.checkpoint.publish import (
     begin_gate,
@@ -449,7 +449,7 @@ def test_what_another_run_was_about_to_publish_is_never_published(
     OLD.save(tmp_path / "epoch-1")
     write_best(tmp_path, "epoch-1", PUBLISHING)
     write_latest(tmp_path, "epoch-1", is_gated=True)
-    monkeypatch.setattr(publish, "write_best", lambda *names: pytest.fail(f"wrote {names}"))
+    monkeypatch.setattr(publish_module, "write_best", lambda *names: pytest.fail(f"wrote {names}"))
 
     begin_gate(tmp_path, is_on=is_on, is_fresh=is_fresh)
 
