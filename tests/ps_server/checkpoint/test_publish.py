@@ -15,9 +15,11 @@ from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED, PUBLISHING, ma
 from ctr_ps.ps_server.checkpoint.publish import (
     begin_gate,
     best_in,
+    of_newest,
     open_data,
     publish,
     read_manifest,
+    remove_checkpoints,
     remove_unfinished,
     require_writable,
     resolve,
@@ -455,6 +457,42 @@ def test_what_another_run_was_about_to_publish_is_never_published(
 
     assert best_in(tmp_path, PUBLISHED) is None
     assert not (tmp_path / "PUBLISHING").exists()
+
+
+@pytest.mark.parametrize(("is_removed", "loaded"), [(True, [1, 2, 3, 4, 5]), (False, [1])])
+def test_newest_is_looked_for_again_only_if_it_is_another_one_and_five_times_at_most(
+    tmp_path: Path, *, is_removed: bool, loaded: list[int]
+) -> None:
+    for number in range(1, 10):
+        OLD.save(tmp_path / f"epoch-{number}")
+    write_latest(tmp_path, "epoch-1")
+    found: list[int] = []
+
+    def load(url: str) -> None:
+        found.append(int(url.rpartition("-")[2]))
+        assert len(found) < 9
+        if is_removed:
+            write_latest(tmp_path, f"epoch-{len(found) + 1}")
+        raise CheckpointError("a file is missing")
+
+    with pytest.raises(CheckpointError, match="a file is missing"):
+        of_newest(tmp_path, load)
+
+    assert found == loaded
+
+
+@pytest.mark.parametrize(
+    ("keep", "removed"), [(0, ["a", "b", "c"]), (1, ["a", "b"]), (3, []), (4, []), (9, [])]
+)
+def test_all_but_the_newest_are_removed(tmp_path: Path, keep: int, removed: list[str]) -> None:
+    for name in ("a", "other", "b", "c", "newest"):
+        OLD.save(tmp_path / name)
+    write_latest(tmp_path, "newest")
+
+    assert remove_checkpoints(tmp_path, {"a", "b", "c"}, keep=keep) == removed
+
+    left = {path.parent.name for path in tmp_path.glob("*/MANIFEST.json")}
+    assert left == {"a", "other", "b", "c", "newest"} - {*removed}
 
 
 def test_checkpoint_may_have_the_name_of_the_best(tmp_path: Path) -> None:
