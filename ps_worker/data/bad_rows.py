@@ -59,7 +59,7 @@ def silent_bad_rows() -> "BadRows":
 
 
 class BadRows:
-    """The malformed rows of one pass over files. Thread-safe."""
+    """The malformed rows of one pass over files, or of each over a stream. Thread-safe."""
 
     def __init__(self, limit: int = 0, log: BadRowLog | None = None) -> None:
         """Allows `limit` malformed rows, at least 0; without a `log` they are logged for this pass alone."""
@@ -68,7 +68,14 @@ class BadRows:
         self._lock = threading.Lock()
         self._by_file: dict[str, int] = {}
         self.total = 0  # malformed rows so far
+        self._before = 0  # in passes before this one
         self.first = ""  # file, place and fault of the first one
+
+    def begin_pass(self) -> None:
+        """Those so far count to the limit no more."""
+        with self._lock:
+            self._before, self.first = self.total, ""
+            self._by_file.clear()
 
     def of_file(self, path: str) -> int:
         """Returns the number of malformed rows of a file so far."""
@@ -81,13 +88,14 @@ class BadRows:
         shown, as finding a line takes a pass over those before it. `fault` includes the value.
         """
         if not isinstance(place, str):
-            is_shown = not self.total or not self.log.is_full or self.total >= self._limit
+            number = self.total - self._before
+            is_shown = not number or not self.log.is_full or number >= self._limit
             place = place() if is_shown else ""
         with self._lock:
             self.first = self.first or f"{path}:{place}: {fault}"
             self._by_file[path] = self._by_file.get(path, 0) + 1
             self.total += 1
-            total = self.total
+            total = self.total - self._before
         if total > self._limit:
             raise BadRowError(
                 f"{path}:{place}: {fault}; this is malformed row {total}, "
@@ -101,4 +109,4 @@ class BadRows:
             return
         worst = sorted(self._by_file.items(), key=lambda item: (-item[1], item[0]))[:3]
         files = ", ".join(f"{path} ({count})" for path, count in worst)
-        self.log.report(f"bad_rows={self.total} rows={rows} most in: {files}")
+        self.log.report(f"bad_rows={self.total - self._before} rows={rows} most in: {files}")

@@ -120,7 +120,7 @@ class MessageDecoder:
             raise UsageError(
                 "messages of CSV have no header: set data.columns to the names in order"
             )
-        self._name, self._schema, self._bad_rows = name, schema, bad_rows
+        self._name, self._schema, self.bad_rows = name, schema, bad_rows
         self._head = ",".join(columns).encode() + b"\n" if format == "csv" else b""  # of `_of_text`
         self._format = format
         self._reader: Reader | None = None
@@ -228,7 +228,7 @@ class MessageDecoder:
         for number, line in enumerate(lines):
             if len(line) >= BLOCK_BYTES:
                 fault = f"a line of {len(line)} bytes, expected fewer than {BLOCK_BYTES}"
-                self._bad_rows.add(self._name, place_in(message, number), fault)
+                self.bad_rows.add(self._name, place_in(message, number), fault)
                 self._on_lost(Lost(message, number, line))
         return b"\n".join(line for line in lines if len(line) < BLOCK_BYTES)
 
@@ -258,11 +258,11 @@ class MessageDecoder:
             try:
                 with pa.ipc.open_stream(message.value) as stream:
                     table = stream.read_all()
-                own = [*TableReader(table, self._schema, self._bad_rows).blocks(FileSplit(name))]
+                own = [*TableReader(table, self._schema, self.bad_rows).blocks(FileSplit(name))]
             except BadRowError:
                 raise
             except (pa.ArrowException, OSError, DataError) as error:
-                self._bad_rows.add(
+                self.bad_rows.add(
                     self._name, place_in(message, 0), f"not a readable Arrow IPC stream: {error}"
                 )
                 self._on_lost(Lost(message, 0, message.value))
@@ -280,7 +280,7 @@ class MessageDecoder:
             first = 0
             if not path:
                 continue
-            reader = reader_of(path, self._schema, self._bad_rows, self._format)
+            reader = reader_of(path, self._schema, self.bad_rows, self._format)
             for block in reader.blocks(FileSplit(path)):
                 line_of = first + np.arange(block.rows.size)
                 yield block.rows, np.full(line_of.size, index), line_of

@@ -62,6 +62,7 @@ class Merger:
         self._ends = ends
         self._end_ms = end_ms
         self._time = time_column
+        self._has_told = False  # of a message without a time there
         self._most_merged = most_merged
         self._bytes = 0
         self._last_ms: dict[str, int] = {}  # time of each partition's last message
@@ -178,6 +179,12 @@ class Merger:
                 continue
             if self._time and (found := event_ms(message.value, self._time)) is not None:
                 message = replace(message, time_ms=found)  # noqa: PLW2901
+            elif self._time and not self._has_told:
+                self._has_told = True
+                logger.warning(
+                    "a message has no time in column %s, and keeps its own: partition=%s offset=%s",
+                    *(self._time, partition, message.offset),
+                )
             if message.time_ms > time.time() * 1000 + FUTURE_MS:
                 self.num_future += 1
                 if self.num_future == 1:

@@ -42,6 +42,14 @@ _SOURCES = {
 }
 
 
+_EXAMPLES = {
+    "kafka": "kafka://broker:9092/topic",
+    "redis": "redis://host:6379/key",
+    "rediss": "rediss://host:6379/key",
+    "folder": "folder:///data/incoming",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message, the unit of a stream; it has any number of rows."""
@@ -156,7 +164,7 @@ def stream_url(text: str) -> StreamUrl:
     )
     if not found.name:
         raise UsageError(
-            f"{shown!r} names no stream: write kafka://broker:9092/topic, or as docs/online.md says"
+            f"{shown!r} names no stream, expected one such as {_EXAMPLES[parts.scheme]}"
         )
     _ = found.start_ms, found.end_ms
     return found

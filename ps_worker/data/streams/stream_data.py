@@ -217,6 +217,7 @@ class StreamData:
                 epoch=epoch, rows=rows, before_ms=end, time_ms=self._told_ms, partitions=told
             )
 
+        self._decoder.bad_rows.begin_pass()
         if self._sent:
             yield from map(yielded, self._sent_batches())
             if self._sent:
@@ -254,6 +255,7 @@ class StreamData:
                 held, size = [], 0
         if held:
             yield yielded(held)
+        self._decoder.bad_rows.report(rows)
 
     def head(self, number: int) -> Iterator[Batch]:
         """Yields the first `number` rows, or as many as there are now; this is not to be read on."""

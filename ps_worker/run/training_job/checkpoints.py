@@ -141,7 +141,12 @@ class JobCheckpoints:
         self._save(name, each, is_between_epochs=False, named=[])
 
     def save_after(self, each: Pass, *, is_best: bool, is_published: bool) -> None:
-        """Saves at the end of a pass, while all others wait; see `Saver.save`."""
+        """Saves at the end of a pass, while all others wait; see `Saver.save`.
+
+        Not while a stream had no row yet: readers would take a model that has learnt nothing.
+        """
+        if self._job.data.stream and not self._run.store.status().num_examples:
+            return
         named = [BEST] * is_best + [PUBLISHED] * is_published
         self._save(name_after_epoch(each.number), each, is_between_epochs=True, named=named)
 

@@ -107,6 +107,19 @@ def test_a_message_of_the_future_takes_the_time_of_the_one_before() -> None:
     assert merger.num_future == 1
 
 
+def test_a_message_without_the_column_of_times_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    values = [b'{"ts": 5}', b'{"tss": 6}', b'{"ts": "soon"}']
+    source = MemorySource({"a": [(at, value) for at, value in enumerate(values)]})
+    merger = merger_of(source, time_column="ts")
+
+    assert sorted(each.time_ms for each in all_of(merger)) == [1, 2, 5_000]
+    assert caplog.messages == [
+        "a message has no time in column ts, and keeps its own: partition=a offset=1"
+    ]
+
+
 def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MOST_QUEUED_BYTES", 100)
     messages = {name: [(k, b"x" * 30) for k in range(50)] for name in "ab"}

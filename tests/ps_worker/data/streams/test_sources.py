@@ -13,8 +13,6 @@ import redis
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.streams import redis_streams
 from ctr_ps.ps_worker.data.streams.folder import FolderSource
-from ctr_ps.ps_worker.data.streams import redis_streams
-from ctr_ps.ps_worker.data.streams.folder import FolderSource
 from ctr_ps.ps_worker.data.streams.merging import Merger
 from ctr_ps.ps_worker.data.streams.redis_streams import RedisSource
 from ctr_ps.ps_worker.data.streams.source import (
@@ -554,7 +552,8 @@ def test_redis_messages_without_the_field_are_all_fields_as_json(redis_port: int
     ("url", "fault"),
     [
         ("amqp://host/queue", "is not a stream: expected one of kafka://"),
-        ("kafka://host:9092/", "names no stream"),
+        ("kafka://host:9092/", "names no stream, expected one such as kafka://broker:9092/topic"),
+        ("redis://host:6379", "names no stream, expected one such as redis://host:6379/key"),
         ("kafka://host:9092/clicks?start=yesterday", "start is 'yesterday', expected earliest"),
         ("kafka://host:9092/clicks?start=2026-13-05", "start is '2026-13-05', expected earliest"),
         ("folder:///tmp?color=red", "has the unknown option 'color'"),

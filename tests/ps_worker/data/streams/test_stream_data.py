@@ -253,6 +253,20 @@ def test_bad_rows_are_counted_and_kept_and_no_place_is_lost(stream: Any) -> None
     assert "partition clicks/0, offset 0, row 2" in bad_rows.first
 
 
+def test_bad_rows_count_to_the_limit_of_their_pass_alone(
+    stream: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [(at, b"\n".join([b"no", _line(at)])) for at in range(60)]
+    stream["messages"] = {"clicks/0": messages}
+    decoder = MessageDecoder("clicks", SCHEMA, "json", BadRows(25))
+    found = data(decoder=decoder, batch_size=1, options="")
+
+    for number, before_ms in enumerate((20.0, 40.0), start=1):
+        assert len(list(found.batches(number, before_ms=before_ms))) == 20
+    assert decoder.bad_rows.total >= 40
+    assert caplog.text.count("malformed rows skipped") >= 1
+
+
 def test_a_slot_that_no_row_has_is_told_once(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
     line = json.dumps({"click": 1, "user": "u1", "itme": "i1"}).encode()
     stream["messages"] = {"clicks/0": [(1, b"\n".join([line] * 100))] * 25}

@@ -43,6 +43,23 @@ def test_a_process_that_repeats_barriers_saves_nothing_when_it_is_told_to_end(
     assert saved.names == ([] if is_repeating else [5])
 
 
+@pytest.mark.parametrize("num_examples", [0, 10])
+def test_a_pass_of_a_stream_that_had_no_row_yet_is_not_saved(
+    num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [f"checkpoint.dir={tmp_path}", "data.stream=redis://host/clicks", "data.train=[]"]
+    job = override_job({}, settings, source="test")
+    store = SimpleNamespace(status=lambda: SimpleNamespace(num_examples=num_examples))
+    run = {"is_repeating": False, "is_replacement": False, "store": store}
+    found, saved = checkpoints_of(job, monkeypatch, **run)
+    saved.save = lambda name, *_, **__: saved.names.append(name)
+    monkeypatch.setattr(found, "_attachments", lambda *_, **__: {})
+
+    found.save_after(SimpleNamespace(number=3), is_best=False, is_published=False)
+
+    assert saved.names == (["epoch-3"] if num_examples else [])
+
+
 @pytest.mark.parametrize("is_replacement", [False, True])
 def test_a_process_in_the_place_of_worker_0_knows_the_checkpoints_of_its_run(
     is_replacement: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
