@@ -31,27 +31,27 @@ class Schedule:
 
     def __init__(self, *, every_steps: int, every_s: float, step: int, now: float) -> None:
         """Starts at `step` and `now`, in seconds; a period of 0 never ends."""
-        self._is_owed = False
+        self.is_owed = False
         self._every_steps = every_steps
         self._every_s = every_s
         self.restart(step, now)
 
     def restart(self, step: int, now: float) -> None:
         """Counts from a checkpoint that was just taken."""
-        self._is_owed = False
+        self.is_owed = False
         self._last_step = step
         self._last_s = now
 
     def owe(self) -> None:
         """Makes a checkpoint due now, as the last one was lost."""
-        self._is_owed = True
+        self.is_owed = True
 
     def is_due(self, step: int, now: float) -> bool:
         """Whether the steps have passed a multiple of their period, its seconds have, or one is owed."""
         steps, seconds = self._every_steps, self._every_s
         # Multiples, so that a resumed run has its checkpoints at the same steps.
         is_step = steps > 0 and step // steps > self._last_step // steps
-        return self._is_owed or is_step or (seconds > 0 and now - self._last_s >= seconds)
+        return self.is_owed or is_step or (seconds > 0 and now - self._last_s >= seconds)
 
 
 def _of_step(step: int, names: Iterable[str]) -> set[str]:
@@ -149,11 +149,19 @@ class Saver:
         names = (name_at_step(step, number) for number in itertools.count(1))
         return next(each for each in names if each not in self._used)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether a server was lost with its share of the last checkpoint, and none was taken since."""
+        writing = self._writing
+        if writing is not None and writing.done():
+            return isinstance(writing.exception(), SnapshotLostError)
+        return self._schedule.is_owed
+
     def is_due(self, step: int) -> bool:
         """Whether `after_step` would take a checkpoint now."""
         writing = self._writing
         is_free = writing is None or writing.done()
-        return is_free and self._schedule.is_due(step, self._clock())
+        return is_free and (self.is_owed or self._schedule.is_due(step, self._clock()))
 
     def save(
         self, name: str, step: int, attachments: Mapping[str, bytes], *, named: Collection[str] = ()

@@ -111,9 +111,8 @@ class JobCheckpoints:
             return
         if self._run.is_repeating:  # as for `_save`
             return
-        if self._run.store.status().num_examples == self._saved_examples:
-            saver.wait()
-        else:
+        saver.wait()
+        if saver.is_owed or self._run.store.status().num_examples != self._saved_examples:
             saver.save_within(self._run.progress.steps, lambda: self._begin_within(each))
 
     def _begin_within(self, each: Pass) -> Mapping[str, bytes]:
@@ -128,7 +127,7 @@ class JobCheckpoints:
         saver, step = self._saver, self._run.progress.steps
         if saver is None or not self._job.checkpoint.is_within_epochs or not saver.is_due(step):
             return False
-        return status is None or status.num_examples != self._saved_examples
+        return status is None or saver.is_owed or status.num_examples != self._saved_examples
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""

@@ -20,6 +20,7 @@ from ctr_ps.ps_worker.checkpoints import saver as saver_module
 from ctr_ps.ps_worker.checkpoints.saver import Saver, Schedule
 from ctr_ps.ps_worker.job.sections import CheckpointSection
 from tests.support.stores import in_process
+from tests.support.waiting import wait_until
 
 LIMIT_S = 10.0
 
@@ -261,9 +262,13 @@ def test_only_a_checkpoint_since_which_nothing_was_trained_is_taken_again(tmp_pa
 
     saver.save("epoch-1", 1, {})
     saver.finish()
+    assert not saver.is_owed
     saver.after_step(2, dict)
+    wait_until(lambda: saver.is_owed)
+    assert saver.is_due(2), "in a lull, too"
     saver.finish()
 
+    assert saver.is_owed
     assert saved == ["epoch-1", "epoch-1", "step-2"]
     assert names(tmp_path) == ["epoch-1"]
 

@@ -1,15 +1,26 @@
-"""What worker 0 saves in the middle of a pass, as it is told to end."""
+"""What worker 0 saves: told to end, without rows, and in the place of a lost process."""
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.run.training_job import checkpoints
+from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, Start
 
 
 def asked_of_saver(
-    *, number: int, files: bool, stream: str, is_within: bool, examples: int
+    *,
+    number: int,
+    files: bool,
+    stream: str,
+    is_within: bool,
+    examples: int,
+    is_owed: bool = False,
+    is_repeating: bool = False,
 ) -> list[str]:
     """Returns what pass `number` of a job, with 2 epochs if it has files, asks for after 80 saved rows."""
     asked: list[str] = []
@@ -18,21 +29,23 @@ def asked_of_saver(
         data=SimpleNamespace(stream=stream),
         checkpoint=SimpleNamespace(is_within_epochs=is_within),
     )
-    checkpoints: Any = SimpleNamespace(
+    found: Any = SimpleNamespace(
         _job=job,
         _plan=SimpleNamespace(train_files=["part-0"] * files),
         _run=SimpleNamespace(
             progress=SimpleNamespace(steps=7),
+            is_repeating=is_repeating,
             store=SimpleNamespace(status=lambda: SimpleNamespace(num_examples=examples)),
         ),
         _saved_examples=80,
         _saver=SimpleNamespace(
             save_within=lambda step, _: asked.append(f"step {step}"),
-            wait=lambda: asked.append("wait"),
+            wait=lambda: None,
+            is_owed=is_owed,
         ),
     )
     each: Any = SimpleNamespace(number=number)
-    JobCheckpoints.save_when_told(checkpoints, each)
+    JobCheckpoints.save_when_told(found, each)
     return asked
 
 
@@ -50,10 +63,59 @@ def asked_of_saver(
 def test_passes_of_a_stream_are_saved_and_epochs_of_files_only_if_others_within_are(
     number: int, stream: str, *, files: bool, is_within: bool, is_saved: bool
 ) -> None:
-    def asked(examples: int) -> list[str]:
-        return asked_of_saver(
-            number=number, files=files, stream=stream, is_within=is_within, examples=examples
-        )
+    asked = partial(asked_of_saver, number=number, files=files, stream=stream, is_within=is_within)
 
-    assert asked(96) == ["step 7"] * is_saved
-    assert asked(80) == ["wait"] * is_saved, "nothing was trained since the last one"
+    assert asked(examples=96) == ["step 7"] * is_saved
+    assert asked(examples=80) == [], "nothing was trained since the last one"
+    assert asked(examples=80, is_owed=True) == ["step 7"] * is_saved, "which was lost"
+    assert asked(examples=96, is_repeating=True) == [], "others may have gone on"
+
+
+def checkpoints_of(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch, *, examples: int, is_replacement: bool
+) -> tuple[Any, Any]:
+    """Returns the checkpoints of a run, and a saver that notes what it is asked for."""
+    saver: Any = SimpleNamespace(names=[], save=lambda name, *_, **__: saver.names.append(name))
+
+    def new_saver(*_: object, **known: Any) -> Any:
+        saver.known = known
+        return saver
+
+    monkeypatch.setattr(checkpoints, "Saver", new_saver)
+    monkeypatch.setattr(checkpoints, "values_of_job", lambda *_: None)
+    run: Any = SimpleNamespace(
+        is_first=True,
+        is_replacement=is_replacement,
+        is_repeating=False,
+        progress=SimpleNamespace(steps=5),
+        store=SimpleNamespace(status=lambda: SimpleNamespace(num_examples=examples)),
+    )
+    job = override_job({}, settings, source="test")
+    plan: Any = SimpleNamespace(job=job, schema=None, train_files=())
+    none: Any = None
+    return JobCheckpoints(plan, run, none, Start(files="", claim=None)), saver
+
+
+@pytest.mark.parametrize("examples", [0, 10])
+def test_a_pass_of_a_stream_that_had_no_row_yet_is_not_saved(
+    examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [f"checkpoint.dir={tmp_path}", "data.stream=redis://host/clicks", "data.train=[]"]
+    found, saver = checkpoints_of(settings, monkeypatch, examples=examples, is_replacement=False)
+    monkeypatch.setattr(found, "_attachments", lambda *_, **__: {})
+
+    found.save_after(SimpleNamespace(number=3), is_best=False, is_published=False)
+
+    assert saver.names == (["epoch-3"] if examples else [])
+
+
+@pytest.mark.parametrize("is_replacement", [False, True])
+def test_a_process_in_the_place_of_worker_0_knows_the_checkpoints_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_replacement: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "checkpoints_of_runs", lambda _: ("step-5",))
+
+    settings = [f"checkpoint.dir={tmp_path}"]
+    _, saver = checkpoints_of(settings, monkeypatch, examples=0, is_replacement=is_replacement)
+
+    assert saver.known["own"] == (("step-5",) if is_replacement else ())
