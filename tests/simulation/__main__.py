@@ -35,11 +35,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="begin no seed after so many seconds")
     parser.add_argument("--until-bad", action="store_true", help="end with the first bad seed")
     parser.add_argument("--fault", help="put this fault of the past back: --fault=NAME")
+    parser.add_argument("--undisturbed", type=Path, help="file with what undisturbed runs give")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.INFO)
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    simulator = seeds.Simulator(base / f"ctr-simulation-{os.getpid()}")
+    simulator = seeds.Simulator(base / f"ctr-simulation-{os.getpid()}", options.undisturbed)
     simulator.tells_switches = options.switches
     try:
         if options.seed is not None:

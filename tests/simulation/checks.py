@@ -45,13 +45,13 @@ def faults_of_end(
     """Returns what is wrong after a run."""
     wrong = []
     # A process that is killed after the job's end is looked for in vain: docs/decisions/0046.
-    if outcome.code and not outcome.is_left_by_all:
+    if outcome.code and not (outcome.is_left_by_all or outcome.is_wiped):
         wrong.append(f"the job ended with code {outcome.code}: {outcome.reason}")
     if setup.mode == COUNTERS:
         faults_of_saves(tally, checkpoints.parent, setup.num_servers)
         return wrong + tally.wrong
     saved = complete(checkpoints)
-    if not saved:
+    if not saved and not outcome.code:
         wrong.append("there is no checkpoint")
     if expected is not None and setup.mode == "sync":
         for each in saved:
@@ -61,9 +61,10 @@ def faults_of_end(
     summary = outcome.summaries.get("worker.0")
     if outcome.code or summary is None:
         return wrong
-    if expected is not None and setup.mode == "sync":
-        if summary.model_digest != expected.digest:
-            wrong.append(f"digest {summary.model_digest}, undisturbed {expected.digest}")
-        if summary.examples != setup.rows:
-            wrong.append(f"{summary.examples} examples were trained, of {setup.rows}")
+    rows = setup.rows * setup.epochs
+    # Without steps, what a lost process had done beyond its progress is repeated.
+    if summary.examples < rows or (setup.mode == "sync" and summary.examples != rows):
+        wrong.append(f"{summary.examples} examples were trained, of {rows}")
+    if expected is not None and setup.mode == "sync" and summary.model_digest != expected.digest:
+        wrong.append(f"digest {summary.model_digest}, undisturbed {expected.digest}")
     return wrong

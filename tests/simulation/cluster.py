@@ -23,6 +23,8 @@ from ctr_ps.protos.errors import CtrPsError, LogError
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
+from ctr_ps.ps_server.parameters import Parameters
+from ctr_ps.ps_server.rpc.recovery import Progress
 from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings
 from ctr_ps.ps_worker.cluster.open_store import open_store
@@ -33,24 +35,29 @@ from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training import step_loop
 from tests.simulation.counters import Client, Tally
 from tests.simulation.disk import Disk, Disks
-from tests.simulation.network import CallFault, Network
+from tests.simulation.network import CLIENT_REPLACED, CallFault, Network
 from tests.simulation.world import Loop, Process, World, _now
 
-WAIT_LIMIT_S = 60.0
 LEASE_S = 3.0
 RESTART_S = (0.3, 3.0)  # from the end of a process to the start of the next
 STEP_S = (0.05, 2.0)  # the work of a batch
+HEARD_S = 2.0  # after a pause, until each server has heard of a process
 
 COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
+TORN, WIPE = "power fails in sync of", "wipe"
+AT_SYNCS = (DISK, TORN)
+SILENT = (PAUSE, CUT, CLIENT_REPLACED)  # that keep others from hearing of a process
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to a process at a time; a cut is of its link to `other`."""
 
-    kind: str  # KILL, PAUSE, CUT, POWER, DISK, or TWIN: a second process is started as this one
-    at: float  # seconds since the beginning; of DISK, the number of the sync that fails
+    # KILL, PAUSE, CUT, POWER, DISK, TORN; TWIN: a second process is started as this one; WIPE: killed, and
+    # started on an empty disk
+    kind: str
+    at: float  # seconds since the beginning; of AT_SYNCS, the number of the sync
     who: str
     other: str = ""
     seconds: float = 0.0  # how long it lasts
@@ -71,21 +78,27 @@ class Setup:
     log_sync: LogSync = LogSync.OS
     settings: tuple[str, ...] = ()  # of the job file
     rows: int = 240
+    epochs: int = 1
     step_s: tuple[float, float] = STEP_S
+    apply_s: float = 0.0  # at most, before and after a push changes the parameters
+    replay_s: float = 0.0  # at most, of each call that a recovery carries out
+    wait_limit_s: float = 60.0
+    pace_s: float = 1.0  # at most, between pushes of counting clients
     in_threads: bool = False  # servers carry out all calls in threads, not only large ones
-    limit_s: float = 900.0
+    limit_s: float = 3000.0
 
     def job(self, folder: Path) -> Job:
         settings = [
             f"strategy.mode={'sync' if self.mode == COUNTERS else self.mode}",
             "model.name=lr",
             "train.batch_size=10",
+            f"train.epochs={self.epochs}",
             f"data.train={folder / 'data'}/train-*",
             f"data.schema={folder / 'data' / 'schema.toml'}",
             "data.format=criteo",
             "cluster.on_worker_loss=wait",
             f"cluster.lease_s={LEASE_S}",
-            f"cluster.wait_timeout_s={WAIT_LIMIT_S}",
+            f"cluster.wait_timeout_s={self.wait_limit_s}",
             "cluster.stream=false",
             "checkpoint.dir=checkpoints",
             *self.settings,
@@ -114,6 +127,7 @@ class Outcome:
 
     code: int = -1
     is_left_by_all: bool = False  # a server has seen the end of the job
+    is_wiped: bool = False  # a server has lost its disk: no job may go on as if it had not
     reason: str = ""
     summaries: dict[str, Summary] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -133,10 +147,12 @@ class Cluster:
         self.network = Network(home, [each for each in faults if isinstance(each, CallFault)])
         self.disks = Disks(home)
         home.network, home.disks = self.network, self.disks
-        home.step_s = setup.step_s
+        home.setup = setup
         self._plan = plan
         self.tally = Tally()
-        self._loses_power = any(isinstance(f, Fault) and f.kind == POWER for f in faults)
+        self._loses_power = any(
+            f.loses_power if isinstance(f, CallFault) else f.kind in (POWER, TORN) for f in faults
+        )
         self.servers = [f"server.{index}" for index in range(setup.num_servers)]
         self.workers = [f"worker.{index}" for index in range(setup.num_workers)]
         self._disk_of: dict[str, Disk] = {
@@ -149,11 +165,13 @@ class Cluster:
             self.servers, self.workers, Policy(max_restarts=1000, durability="log")
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
+        self._started: dict[Process, float] = {}
         self._faults = faults
         self._successors: set[Process] = set()  # twins of processes that have ended
         self._done: set[str] = set()  # names of which one has come to its end
         self._is_over = False
         self.network.kill = self._kill
+        self.network.replace = self._replace
         for fault in faults:
             if isinstance(fault, Fault):
                 self._prepare(fault)
@@ -183,6 +201,7 @@ class Cluster:
             self.running[name] = process
         kind, _, index = name.partition(".")
         main = self._serve if kind == "server" else self._train
+        self._started[process] = self.world.now
         self.world.tell(process, "starts")
         process.start(partial(self._main, process, partial(main, process, int(index))), "main")
 
@@ -206,10 +225,10 @@ class Cluster:
             self.world.tell(process, f"ended with code {code}")
             if self._goes_on(process, is_done=code == 0):
                 return
-            if code and process in self._successors:
-                code = (
-                    -signal.SIGKILL
-                )  # refused, but the other is dead: the launcher starts that again
+            # Refused, but the other is dead: the launcher starts that again. Of one that was killed, a late
+            # message was heard: docs/decisions/0064.
+            if code and (process in self._successors or "which is alive, has" in process.exit):
+                code = -signal.SIGKILL
             # Its disk has failed: somebody mends it, and starts the server again.
             if code == LogError.exit_code and self._disk_of[process.name].has_failed:
                 is_needed = len(self.outcome.summaries) < self.setup.num_workers
@@ -231,18 +250,26 @@ class Cluster:
             return False
         if twins:
             is_taken = "has taken the place" in process.exit
+            self.running[process.name] = twins[0]
             if is_taken and self._silence(process.name) < LEASE_S:
                 self.outcome.errors.append(
                     f"{process} lost its place, but was never silent for long"
                 )
-            self.running[process.name] = twins[0]
             self._successors.add(twins[0])
         return bool(twins)
 
     def _silence(self, name: str) -> float:
         """Returns the seconds for which faults may have kept a process from being heard."""
-        own = [each for each in self._faults if isinstance(each, Fault) and each.who == name]
-        return sum(each.seconds for each in own if each.kind in (PAUSE, CUT)) * 1.1
+        own = [
+            each
+            for each in self._faults
+            if name == getattr(each, "who", getattr(each, "client", ""))
+        ]
+        if all(each.kind in (PAUSE, TWIN) for each in own) and len(own) == len(self._faults):
+            # Nothing else has happened: it was heard of soon after each pause.
+            started = self._started[self.running[name]]
+            own = [each for each in own if each.at + each.seconds > started - HEARD_S]
+        return sum(each.seconds for each in own if each.kind in SILENT) * 1.1
 
     def _decide(self, event: Exited | None) -> None:
         decision: Decision | None = self._supervisor.handle(event, self.world.now)
@@ -274,7 +301,7 @@ class Cluster:
                 num_workers=self.setup.num_workers,
                 server_index=index,
                 num_servers=self.setup.num_servers,
-                wait_limit_s=WAIT_LIMIT_S,
+                wait_limit_s=self.setup.wait_limit_s,
                 clock=time.time,
                 monotonic=time.monotonic,
                 has_update_log=True,
@@ -284,7 +311,7 @@ class Cluster:
             stream_port=None,
             update_log=str(self._disk_of[process.name].folder),
             log_sync=self.setup.log_sync,
-            wait_limit_s=WAIT_LIMIT_S,
+            wait_limit_s=self.setup.wait_limit_s,
             linger_s=5.0,
         )
 
@@ -304,7 +331,8 @@ class Cluster:
             endpoints=self.endpoints, worker_index=index, num_workers=self.setup.num_workers
         )
         if self.setup.mode == COUNTERS:
-            Client(process, role, self.tally, may_fall=self._loses_power).run(WAIT_LIMIT_S, LEASE_S)
+            client = Client(process, role, self.tally, self.setup, may_fall=self._loses_power)
+            client.run(LEASE_S)
             self.outcome.summaries[process.name] = Summary()
             return 0
         with job_ends_by_errors(role):
@@ -318,8 +346,12 @@ class Cluster:
     # Faults
 
     def _prepare(self, fault: Fault) -> None:
-        if fault.kind == DISK:
-            self._disk_of[fault.who].fails_at.add(int(fault.at))
+        if fault.kind in AT_SYNCS:
+            disk, number = self._disk_of[fault.who], int(fault.at)
+            if fault.kind == DISK:
+                disk.fails_at.add(number)
+            else:
+                disk.dies_at[number] = partial(self._happen, fault)
             return
         self.world.at(fault.at, partial(self._happen, fault))
 
@@ -340,9 +372,19 @@ class Cluster:
             process.pause()
             self.world.at(fault.seconds, process.resume)
             return
-        self._kill(process, loses_power=fault.kind == POWER)
+        if fault.kind == WIPE:
+            self.outcome.is_wiped = True
+            self._disk_of[fault.who].wipe()
+        self._kill(process, fault.kind in (POWER, TORN))
 
-    def _kill(self, process: Process, *, loses_power: bool = False) -> None:
+    def _replace(self, process: Process, seconds: float) -> None:
+        """A process is paused, and another is started as it."""
+        if process.is_alive and process is self.running.get(process.name):
+            process.pause()
+            self.world.at(seconds, process.resume)
+            self._start(process.name, is_twin=True)
+
+    def _kill(self, process: Process, loses_power: bool = False) -> None:
         if not process.is_alive:
             return
         process.kill()
@@ -394,14 +436,35 @@ def _steady(text: str) -> str:
 
 
 def install() -> None:
-    """Lets the work of each batch take time, and a process die as often as a seed wants it."""
+    """Lets work take time, and a process die as often as a seed wants it."""
     supervisor.MAX_FUTILE_RESTARTS = 1000
-    compute = step_loop._Thread.compute
+    _takes_time(step_loop._Thread, "compute", before=lambda setup: setup.step_s)
+    _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s))
+    _takes_time(Parameters, "apply", after=lambda setup: (0.0, setup.apply_s))
+    _takes_time(Progress, "step", before=lambda setup: (0.0, setup.replay_s))
 
-    def slow(self: Any, *args: Any) -> Any:
+
+Range = Callable[[Setup], tuple[float, float]]
+
+
+def _nothing(_: Setup) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+def _takes_time(
+    owner: type, name: str, *, before: Range = _nothing, after: Range = _nothing
+) -> None:
+    method = getattr(owner, name)
+
+    def pass_time(of: Range) -> None:
         home = _now[0]
-        if home is not None and home.current is not None:
-            home.block(home.random.uniform(*home.step_s), "the work of a batch")
-        return compute(self, *args)
+        if home is not None and home.current is not None and (limits := of(home.setup))[1]:
+            home.block(home.random.uniform(*limits), f"{owner.__name__}.{name}")
 
-    step_loop._Thread.compute = slow
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        pass_time(before)
+        result = method(*args, **kwargs)
+        pass_time(after)
+        return result
+
+    setattr(owner, name, slow)

@@ -7,11 +7,12 @@ checkpoint that has one without the other is of no one moment.
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,7 @@ from ctr_ps.ps_worker.run.membership import LeaseRenewal
 from tests.simulation.world import Process, world
 
 NUM_PAIRS, PUSHES, ON_THE_WAY = 12, 40, 4
-PUSH_S = (0.02, 1.0)  # between two pushes
-READ_SHARE, SAVE_EVERY = 0.3, 11
+READ_SHARE, SAVE_SHARE, FULL_SHARE = 0.3, 0.15, 0.2
 
 COUNTERS = TableSpec(
     name="counters",
@@ -68,6 +68,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     saves: list[tuple[str, Counter[int], Counter[int]]] = field(default_factory=list)
     num_reads: int = 0
+    is_counted: bool = False  # a barrier was left to which all come after their pushes
 
     def check(
         self, what: str, values: Mapping[int, float], low: Counter[int], high: Counter[int]
@@ -83,19 +84,22 @@ class Tally:
 class Client:
     """One counting process."""
 
-    def __init__(self, process: Process, role: WorkerRole, tally: Tally, *, may_fall: bool) -> None:
+    def __init__(
+        self, process: Process, role: WorkerRole, tally: Tally, setup: Any, *, may_fall: bool
+    ) -> None:
         """`may_fall`: what was read, but not acknowledged, may be lost with a machine."""
         self._process, self._role, self._tally = process, role, tally
         self._may_fall = may_fall
+        self._setup = setup
         self._worker = role.worker_index
         self._pairs = pairs_of(len(role.endpoints))
         self._seen: dict[int, float] = {}
-        self._waiting: deque[tuple[list[int], Future[Version]]] = deque()
+        self._waiting: list[tuple[list[int], Future[Version]]] = []
         self._base = ""
 
-    def run(self, wait_s: float, lease_s: float) -> None:
+    def run(self, lease_s: float) -> None:
         random, home = world().random, world()
-        deadlines = Deadlines(rpc_s=20.0, wait_s=wait_s)
+        deadlines = Deadlines(rpc_s=20.0, wait_s=self._setup.wait_limit_s)
         with connect(self._role.endpoints, deadlines=deadlines, stream=False) as client:
             lease = Lease(seconds=lease_s, on_worker_loss=WorkerLoss.WAIT)
             incarnation = random.getrandbits(63)
@@ -103,17 +107,18 @@ class Client:
             renewal = LeaseRenewal(client, self._worker, lease)
             client.create_table(COUNTERS)
             for sequence in range(0 if joined.barriers_passed else PUSHES):
-                time.sleep(random.uniform(*PUSH_S))
+                time.sleep(random.uniform(0.0, self._setup.pace_s))
                 self._push(client, sequence, incarnation)
                 if random.random() < READ_SHARE:
                     self._read(client)
-                if self._worker == 0 and sequence % SAVE_EVERY == SAVE_EVERY - 1:
+                if self._worker == 0 and random.random() < SAVE_SHARE:
                     self._save(
                         client, f"checkpoints/{home.current and self._process.number}-{sequence}"
                     )
             while self._waiting:
                 self._acknowledge()
             client.barrier("counted", self._worker, step=0).result()
+            self._tally.is_counted = True
             if joined.barriers_passed < 2:
                 self._read(client)
             client.barrier("read", self._worker, step=0).result()
@@ -135,12 +140,15 @@ class Client:
             pulled=0,
         )
         self._tally.sent.update(pairs)
+        if self._tally.is_counted:
+            self._tally.wrong.append(f"{self._process} pushes, but a barrier after it was left")
         self._waiting.append((pairs, client.push_grad(Gradients({COUNTERS.name: ones}), push_id)))
         if len(self._waiting) == ON_THE_WAY:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        pairs, answer = self._waiting.popleft()
+        # In any order, as threads of a worker would.
+        pairs, answer = self._waiting.pop(world().random.randrange(len(self._waiting)))
         answer.result()
         self._tally.acknowledged.update(pairs)
 
@@ -162,14 +170,19 @@ class Client:
         self._seen = found
 
     def _save(self, client: ClusterClient, url: str) -> None:
-        low = self._tally.acknowledged.copy()
+        low, num_processes = self._tally.acknowledged.copy(), len(world().processes)
+        base = "" if world().random.random() < FULL_SHARE else self._base
         try:
             try:
-                client.save(SaveRequest(url=url, base=self._base))
+                client.save(SaveRequest(url=url, base=base))
             except UnknownChangesError:
                 client.save(SaveRequest(url=url))
         except SnapshotLostError:  # with its server
-            self._base = ""
+            # A later one may be asked for on the same base: servers know whether it is theirs.
+            if not any(each.is_alive is False for each in world().processes) and (
+                num_processes == len(world().processes)
+            ):
+                self._tally.wrong.append(f"save {url} was lost, but every process lives")
             return
         self._base = url
         self._tally.saves.append((url, low, self._tally.sent.copy()))

@@ -35,6 +35,7 @@ class Disk:
         self._names: list[dict[str, int]] = [{}]  # after each change since the folder was synced
         self.has_failed = False
         self.fails_at: set[int] = set()  # numbers of the syncs that fail
+        self.dies_at: dict[int, Callable[[], None]] = {}  # of those in which the power fails
         self._num_syncs = 0
 
     def look(self) -> None:
@@ -55,10 +56,19 @@ class Disk:
         elif path.exists():
             self._synced[path.stat().st_ino] = path.read_bytes()
 
-    def is_to_fail(self) -> bool:
+    def is_to_fail(self, home: World) -> bool:
+        """Counts a sync; does not return from one in which the power fails."""
         self._num_syncs += 1
+        if (die := self.dies_at.get(self._num_syncs)) is not None:
+            home.at(0.0, die)
+            home.block(None, "power")
         self.has_failed |= self._num_syncs in self.fails_at
         return self._num_syncs in self.fails_at
+
+    def wipe(self) -> None:
+        for path in list(self.folder.iterdir()):
+            _unlink(path)
+        self._synced, self._gone, self._names = {}, {}, [{}]
 
     def lose_power(self, random: Random) -> str:
         """Leaves what is on disk then; says what was lost."""
@@ -129,7 +139,7 @@ def _syncing(real: Callable[[Any], None]) -> Callable[[int], None]:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         home.block(home.random.uniform(*SYNC_S), "a sync of the disk")
         if (disk := disks.of(path)) is not None:
-            if disk.is_to_fail():
+            if disk.is_to_fail(home):
                 home.tell("disk", f"a sync of {path.name} fails")
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
             disk.sync(path)

@@ -33,11 +33,16 @@ RECONNECT_S = 0.2  # between looks of a call that waits for its server
 LOST_REQUEST, LOST_REPLY, DOUBLED = "request lost", "reply lost", "doubled"
 LATE_REQUEST, LATE_REPLY = "late request", "late reply"
 SERVER_DIES_BEFORE, SERVER_DIES_AFTER = "server dies before", "server dies after"
+SERVER_DIES_DURING = "server dies during"
 CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER = "client dies before", "client dies after"
+CLIENT_REPLACED = "client pauses and is replaced"
+OF_MESSAGES = (LOST_REQUEST, LOST_REPLY, DOUBLED, LATE_REQUEST, LATE_REPLY)
+OF_SERVERS = (SERVER_DIES_BEFORE, SERVER_DIES_DURING, SERVER_DIES_AFTER)
 CALL_FAULTS = (
-    *(LOST_REQUEST, LOST_REPLY, DOUBLED, LATE_REQUEST, LATE_REPLY),
-    *(SERVER_DIES_BEFORE, SERVER_DIES_AFTER, CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER),
+    *(*OF_MESSAGES, *OF_SERVERS, CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER, CLIENT_REPLACED),
 )
+HAVE_SECONDS = (DOUBLED, LATE_REQUEST, LATE_REPLY, CLIENT_DIES_BEFORE, CLIENT_REPLACED)
+DURING_S = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,15 @@ class CallFault:
     server: str
     call: str
     number: int
-    seconds: float = 0.0
+    seconds: float = 0.0  # by which the message, or its second copy, is late; of the pause
+    loses_power: bool = False  # with the server
 
     def __str__(self) -> str:
         late = f" by {self.seconds:.2f} s" if self.seconds else ""
-        return f"{self.kind}{late}: {self.call} {self.number}, {self.client} to {self.server}"
+        power = " without power" if self.loses_power else ""
+        return (
+            f"{self.kind}{late}{power}: {self.call} {self.number}, {self.client} to {self.server}"
+        )
 
 
 class Network:
@@ -66,7 +75,8 @@ class Network:
         self._listening: dict[str, Server] = {}
         self._cut: Counter[frozenset[str]] = Counter()
         self.num_calls = 0
-        self.kill: Callable[[Process], None] = lambda _: None
+        self.kill: Callable[[Process, bool], None] = lambda _, __: None
+        self.replace: Callable[[Process, float], None] = lambda _, __: None
         self.happened: list[CallFault] = []
         self.wrong: list[str] = []
         self._newest: dict[
@@ -172,16 +182,19 @@ class Call(futures.Future[Any]):
         kind = "" if fault is None else fault.kind
         if kind == CLIENT_DIES_BEFORE:
             # Its message is on its way: the system sends it.
-            world().at(0.0, partial(net.kill, self.client))
-        if kind == SERVER_DIES_BEFORE:
-            world().at(net.delay(), partial(net.kill, server.process))
+            world().at(0.0, partial(net.kill, self.client, False))
+        if fault is not None and kind == CLIENT_REPLACED:
+            world().at(0.0, partial(net.replace, self.client, fault.seconds))
+        if fault is not None and kind == SERVER_DIES_BEFORE:
+            world().at(net.delay(), partial(net.kill, server.process, fault.loses_power))
             return
         if kind == LOST_REQUEST:
             world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the request was lost"))
             return
-        late_s = fault.seconds if fault is not None and kind == LATE_REQUEST else 0.0
-        for _ in range(2 if kind == DOUBLED else 1):
-            world().at(net.delay() + late_s, partial(self._arrive, server, fault))
+        seconds = 0.0 if fault is None else fault.seconds
+        late_s = seconds if kind in (LATE_REQUEST, CLIENT_DIES_BEFORE) else 0.0
+        for each_s in (late_s, seconds)[: 2 if kind == DOUBLED else 1]:
+            world().at(net.delay() + each_s, partial(self._arrive, server, fault))
 
     def cancel(self) -> bool:
         self.fail(CANCELLED, "cancelled")
@@ -216,8 +229,9 @@ class Call(futures.Future[Any]):
         with suppress(ValueError):
             self.client.when_killed.remove(self._cancel_at_server)
         for server, task in self._tasks:
-            if server.process.is_alive and not net.is_cut(self.client, server.process):
-                world().at(net.delay(), partial(server.tell_loop, task.cancel))
+            is_cut = net.is_cut(self.client, server.process)
+            late_s = net.noticed() if is_cut else net.delay()
+            world().at(late_s, partial(server.tell_loop, task.cancel))
         self._tasks.clear()
 
     # On the side of the server
@@ -232,6 +246,9 @@ class Call(futures.Future[Any]):
         if net.at(self._address) is not server:
             self.fail(UNAVAILABLE, "the server ends")
             return
+        if fault is not None and fault.kind == SERVER_DIES_DURING:
+            late_s = world().random.uniform(0.0, DURING_S)
+            world().at(late_s, partial(net.kill, server.process, fault.loses_power))
         server.tell_loop(partial(self._serve, server, fault))
 
     def _serve(self, server: "Server", fault: CallFault | None) -> None:
@@ -259,11 +276,11 @@ class Call(futures.Future[Any]):
             reply = partial(self._answer, answer)
         net = network()
         kind = "" if fault is None else fault.kind
-        if kind == SERVER_DIES_AFTER:
-            world().at(0.0, partial(net.kill, server.process))
+        if fault is not None and kind == SERVER_DIES_AFTER:
+            world().at(0.0, partial(net.kill, server.process, fault.loses_power))
             return
         if kind == CLIENT_DIES_AFTER:
-            world().at(net.delay(), partial(net.kill, self.client))
+            world().at(net.delay(), partial(net.kill, self.client, False))
         if kind == LOST_REPLY:
             reply = partial(self.fail, UNAVAILABLE, "the reply was lost")
         if net.is_cut(self.client, server.process):

@@ -13,6 +13,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,16 @@ def install(name: str) -> None:
     importlib.machinery.SourceFileLoader.get_code = changed
 
 
-def find(name: str, num_seeds: int) -> tuple[int | None, float, str]:
+def find(
+    name: str, num_seeds: int, num_processes: int = 1, undisturbed: Path | None = None
+) -> tuple[int | None, float, str]:
     """Returns the first seed that finds a fault, None: none; seconds of processors, and what was wrong."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.simulation", f"--fault={name}", "--until-bad"),
-            f"--seeds={num_seeds}",
+            *(f"--seeds={num_seeds}", f"--processes={num_processes}"),
+            *(() if undisturbed is None else (f"--undisturbed={undisturbed}",)),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -89,11 +93,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.past")
     parser.add_argument("names", nargs="*", help="faults; all if none is named")
     parser.add_argument("--seeds", type=int, default=200, help="give up after so many")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return _find_all(options, Path(folder) / "undisturbed")
+
+
+def _find_all(options: argparse.Namespace, undisturbed: Path) -> int:
+    simulate = sys.executable, "-m", "tests.simulation", "--seeds=0"
+    subprocess.run([*simulate, f"--undisturbed={undisturbed}"], cwd=ROOT, check=True)
     num_found = 0
     names = options.names or all_names()
     for name in names:
-        seed, took_s, wrong = find(name, options.seeds)
+        seed, took_s, wrong = find(name, options.seeds, options.processes, undisturbed)
         num_found += seed is not None
         at = "not found" if seed is None else f"seed {seed}"
         title = PastFault.read(name).title

@@ -27,7 +27,9 @@ from tests.simulation.cluster import (
     KILL,
     PAUSE,
     POWER,
+    TORN,
     TWIN,
+    WIPE,
     Cluster,
     Fault,
     Outcome,
@@ -37,77 +39,213 @@ from tests.simulation.cluster import (
     write_data,
 )
 from tests.simulation.counters import COUNTERS as COUNTER_TABLE
-from tests.simulation.network import CALL_FAULTS, CallFault
+from tests.simulation.network import (
+    CALL_FAULTS,
+    CLIENT_DIES_BEFORE,
+    CLIENT_REPLACED,
+    DOUBLED,
+    HAVE_SECONDS,
+    LATE_REQUEST,
+    LOST_REQUEST,
+    OF_MESSAGES,
+    OF_SERVERS,
+    CallFault,
+)
 from tests.simulation.world import World, entered
 
 INLINE_VALUES = service.INLINE_VALUES
 AnyFault = Fault | CallFault
 
-# How often a worker makes each call to a server, about; those of data more often than by chance.
-OF_ALL = {"Join": 3, "CreateTable": 1, "Renew": 10, "Snapshot": 3, "Save": 3, "Leave": 1}
+# How often a worker makes each call to a server, about.
+OF_ALL = {"Join": 2, "CreateTable": 1, "Renew": 10, "Snapshot": 4, "Save": 4, "Leave": 1}
 OF_MODES = {
-    "sync": {"PushPull": 20, "AllReduce": 3, "Barrier": 3, "PullSparse": 1, "WaitVersion": 5},
-    "half_async": {"PushPull": 20, "AllReduce": 3, "Barrier": 3, "PullSparse": 1, "WaitVersion": 5},
-    "async": {"PushGrad": 20, "PullSparse": 20, "PullDense": 20, "Barrier": 3, "AllReduce": 3},
+    "sync": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
+    "half_async": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
+    "async": {"PushGrad": 12, "PullSparse": 12, "PullDense": 16, "AllReduce": 3},
     COUNTERS: {"PushGrad": 40, "PullSparse": 12, "Barrier": 2},
 }
+NEVER_S = 1e6
+OF_DATA = {"sync": "PushPull", "half_async": "PushPull", "async": "PushGrad", COUNTERS: "PushGrad"}
 
 
 def setup_of(seed: int) -> Setup:
     """Returns the cluster and the job of a seed."""
     random = Random(f"setup {seed}")
-    saves = random.choice(((), ("checkpoint.every_steps=5",), ("checkpoint.every_s=1.5",)))
-    deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
-    return Setup(
-        mode=random.choice(("sync", "sync", "sync", COUNTERS, COUNTERS, "half_async", "async")),
-        num_servers=random.choice((1, 2, 2, 3)),
-        num_workers=random.choice((1, 2, 2, 3)),
-        log_sync=random.choice(tuple(LogSync)),
-        settings=(*saves, *deltas),
-        in_threads=random.random() < 0.4,
+    saves: tuple[str, ...] = random.choice(
+        ((), *[("checkpoint.every_steps=1",), ("checkpoint.every_s=1.5",)] * 2)
     )
+    deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
+    num_workers = random.choice((1, 2, 2, 3))
+    setup = Setup(
+        mode=random.choice(
+            ("sync", "sync", "sync", COUNTERS, COUNTERS, COUNTERS, "half_async", "async")
+        ),
+        num_servers=random.choice((1, 2, 2, 3)),
+        num_workers=num_workers,
+        log_sync=random.choice((LogSync.OS, LogSync.FSYNC)),
+        settings=(*saves, *deltas),
+        epochs=random.choice((1, 1, 2)) if num_workers == 2 else 1,
+        in_threads=random.random() < 0.6,
+        apply_s=random.choice((0.0, 0.005, 0.03)),
+        pace_s=random.choice((0.02, 0.2, 1.0)),
+    )
+    if random.random() < 0.07:  # everything takes long: longer than a server is waited for
+        replay_s = random.choice((0.0, 5.0))
+        return replace(setup, wait_limit_s=400.0, replay_s=replay_s, epochs=1)
+    return setup
 
 
 def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
-    """Returns what happens to a seed's cluster; an undisturbed one takes 10 to 20 s."""
-    random = Random(f"faults {seed}")
-    servers = [f"server.{index}" for index in range(setup.num_servers)]
-    workers = [f"worker.{index}" for index in range(setup.num_workers)]
+    """Returns what happens to a seed's cluster; an undisturbed one takes 5 to 20 s."""
+    faults = _Faults(Random(f"faults {seed}"), setup)
+    if setup.wait_limit_s > 100.0:
+        return faults.outages()
+    return [each for _ in range(faults.random.choice((0, 1, 1, 2, 4, 8))) for each in faults.some()]
 
-    def place() -> tuple[float, str, str]:
-        return random.uniform(0.2, 20.0), random.choice(servers), random.choice(workers)
 
-    # Half of the faults meet the same two processes: some mistakes show only where several come together.
-    focus, *victims = place()
+class _Faults:
+    """Makes the faults of a seed: single ones, and such as belong together."""
 
-    def fault() -> AnyFault:
-        at, server, worker = place()
-        if random.random() < 0.5:
-            at, (server, worker) = max(0.2, random.gauss(focus, 2.0)), victims
+    def __init__(self, random: Random, setup: Setup) -> None:
+        self.random, self._setup = random, setup
+        self._servers = [f"server.{index}" for index in range(setup.num_servers)]
+        self._workers = [f"worker.{index}" for index in range(setup.num_workers)]
+        self._has_power = setup.log_sync is LogSync.FSYNC
+        self._length_s = 6.0 + 14.0 * (setup.mode != COUNTERS or setup.pace_s == 1.0)
+        # Half of the faults meet the same two processes: some mistakes show only where several come together.
+        self._focus, *self._victims = self._anywhere()
+
+    def _anywhere(self) -> tuple[float, str, str]:
+        choice = self.random.choice
+        at = self.random.uniform(0.2, self._length_s)
+        return at, choice(self._servers), choice(self._workers)
+
+    def _place(self) -> tuple[float, str, str]:
+        at, server, worker = self._anywhere()
+        if self.random.random() < 0.5:
+            at, (server, worker) = max(0.2, self.random.gauss(self._focus, 2.0)), self._victims
+        return at, server, worker
+
+    def some(self) -> Sequence[AnyFault]:
+        kinds = (self._single, self._call, self._call, self._call, self._save, self._step)
+        kinds += (self._push, self._return, self._of_disk, self._wipe)
+        return self.random.choice(kinds)()
+
+    def _single(self) -> Sequence[AnyFault]:
+        random, (at, server, worker) = self.random, self._place()
         anybody = random.choice((server, worker))
-        match random.choice((KILL, KILL, PAUSE, CUT, POWER, DISK, TWIN, *["call"] * 8)):
-            case "kill":
-                return Fault(KILL, at, anybody)
+        match random.choice((KILL, KILL, PAUSE, CUT, POWER, TWIN)):
             case "pause":
-                return Fault(PAUSE, at, anybody, seconds=random.choice((0.3, 2.0, 8.0)))
+                return [Fault(PAUSE, at, anybody, seconds=random.choice((0.3, 2.0, 8.0)))]
             case "cut":
-                return Fault(CUT, at, worker, server, seconds=random.uniform(0.1, 6.0))
-            case "power" if setup.log_sync is LogSync.FSYNC:
-                return Fault(POWER, at, server)
-            case "power":
-                return Fault(KILL, at, server)
+                return [Fault(CUT, at, worker, server, seconds=random.uniform(0.1, 6.0))]
+            case "power" if self._has_power:
+                return [Fault(POWER, at, server)]
             case "twin":
-                return Fault(TWIN, at, anybody)
-            case "disk":
-                return Fault(DISK, random.randint(2, 40), server)
-        of_mode = OF_MODES[setup.mode]
-        calls = of_mode if random.random() < 0.75 else OF_ALL
-        call = random.choices(list(calls), list(calls.values()))[0]
-        seconds = round(random.expovariate(1.0), 2)
-        number, kind = random.randrange(calls[call]), random.choice(CALL_FAULTS)
-        return CallFault(kind, worker, server, call, number, seconds if "late" in kind else 0.0)
+                return [Fault(TWIN, at, anybody)]
+        return [Fault(KILL, at, anybody)]
 
-    return [fault() for _ in range(random.choice((0, 2, 4, 6, 10, 15)))]
+    def _fault(self, kind: str, worker: str, server: str, call: str, number: int) -> CallFault:
+        random = self.random
+        seconds = random.choice((0.0, 0.03, 1.0, 6.0)) * random.uniform(0.5, 1.5)
+        if kind == CLIENT_REPLACED:
+            seconds = random.uniform(4.0, 12.0)
+        elif kind == CLIENT_DIES_BEFORE and random.random() < 0.3:
+            seconds = NEVER_S
+        elif kind not in HAVE_SECONDS:
+            seconds = 0.0
+        power = self._has_power and kind in OF_SERVERS and random.random() < 0.5
+        return CallFault(kind, worker, server, call, number, round(seconds, 3), power)
+
+    def _call(self) -> Sequence[AnyFault]:
+        random, (_, server, worker) = self.random, self._place()
+        calls = OF_MODES[self._setup.mode] if random.random() < 0.75 else OF_ALL
+        call = random.choice(list(calls))
+        number = random.randrange(calls[call])
+        return [self._fault(random.choice(CALL_FAULTS), worker, server, call, number)]
+
+    def _save(self) -> Sequence[AnyFault]:
+        """Several of the calls that save one checkpoint, or two."""
+        random, first = self.random, self.random.randrange(6)
+        places = [
+            (server, call, number)
+            for server in self._servers
+            for call in ("Snapshot", "Save")
+            for number in (first, first + 1)
+        ]
+        kinds = (*OF_MESSAGES, *OF_SERVERS, DOUBLED, LATE_REQUEST, CLIENT_REPLACED)
+        return [
+            self._fault(random.choice(kinds), "worker.0", *place)
+            for place in random.sample(places, min(random.choice((1, 2, 3)), len(places)))
+        ]
+
+    def _step(self) -> Sequence[AnyFault]:
+        """A worker dies in a push that has come to some of the servers."""
+        random, (_, server, worker) = self.random, self._place()
+        call = OF_DATA[self._setup.mode]
+        number = random.randrange(OF_MODES[self._setup.mode][call])
+        kind = random.choice((CLIENT_DIES_BEFORE, CLIENT_REPLACED))
+        lost = random.choice((LOST_REQUEST, LATE_REQUEST))
+        others = [each for each in self._servers if each != server]
+        return [
+            self._fault(kind, worker, server, call, number),
+            *(self._fault(lost, worker, each, call, number) for each in others),
+        ]
+
+    def _push(self) -> Sequence[AnyFault]:
+        """One after another of a worker's calls is lost or comes late; its server may die among them."""
+        random, (_, server, worker) = self.random, self._place()
+        call = OF_DATA[self._setup.mode]
+        first = random.randrange(OF_MODES[self._setup.mode][call])
+        kinds = (*OF_MESSAGES, *OF_MESSAGES, *OF_SERVERS)
+        return [
+            self._fault(random.choice(kinds), worker, server, call, first + offset)
+            for offset in range(random.choice((2, 3)))
+        ]
+
+    def _return(self) -> Sequence[AnyFault]:
+        """A worker is silent for longer than its lease, and comes back; another asks for its place then."""
+        random, (at, server, worker) = self.random, self._place()
+        silent_s = random.uniform(4.0, 9.0)
+        later = at + silent_s + random.uniform(3.0, 6.0)
+        dies = [Fault(KILL, later + random.uniform(0.0, 3.0), server)]
+        return [
+            Fault(PAUSE, at, worker, seconds=silent_s),
+            Fault(TWIN, later, worker),
+            *dies[: random.choice((0, 1))],
+        ]
+
+    def _of_disk(self) -> Sequence[AnyFault]:
+        """One of a server's syncs fails, or the power in it; soon after that the power, or the process."""
+        random, (at, server, _) = self.random, self._place()
+        number = random.randint(2, 60)
+        if not self._has_power:
+            return [Fault(DISK, random.randint(2, 12), server)]
+        return [
+            Fault(random.choice((DISK, TORN, TORN)), number, server),
+            random.choice(
+                (
+                    Fault(TORN, number + random.randint(1, 12), server),
+                    Fault(KILL, at + random.uniform(0.0, 5.0), server),
+                )
+            ),
+        ]
+
+    def _wipe(self) -> Sequence[AnyFault]:
+        """A server comes back without its log, while no worker lives that would know it."""
+        if self._setup.mode != "sync" or self.random.random() < 0.5:
+            return self._single()
+        at, server, _ = self._place()
+        return [Fault(WIPE, at, server), *(Fault(KILL, at + 0.01, each) for each in self._workers)]
+
+    def outages(self) -> Sequence[AnyFault]:
+        """All wait for one worker for minutes, and a server dies at the beginning and towards the end."""
+        random, (at, server, worker) = self.random, self._place()
+        return [
+            Fault(PAUSE, at, worker, seconds=150.0),
+            Fault(KILL, at + random.uniform(2.0, 4.0), server),
+            Fault(KILL, at + random.uniform(125.0, 148.0), server),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +279,15 @@ class Result:
 class Simulator:
     """Makes runs, each in a fork of this process, which has all that they share."""
 
-    def __init__(self, folder: Path) -> None:
-        """Works in a folder that does not exist yet."""
+    def __init__(self, folder: Path, undisturbed: Path | None = None) -> None:
+        """Works in a folder that does not exist yet; `undisturbed` has what undisturbed runs give."""
         self._folder = folder
         folder.mkdir(parents=True)
         write_data(folder, Setup().rows)
-        self._plans: dict[Setup, Plan] = {}
-        self._undisturbed: dict[int, checks.Undisturbed] = {}
+        self._plans: dict[Sequence[object], Plan] = {}
+        self._undisturbed: dict[tuple[int, int], checks.Undisturbed] = {}
+        if undisturbed is not None and undisturbed.exists():
+            self._undisturbed = pickle.loads(undisturbed.read_bytes())
         self.tells_switches = False
         # Now, as it takes real time: in runs nothing may.
         plan = self.plan(Setup())
@@ -155,41 +295,48 @@ class Simulator:
         for spec in (*plan.specs.tables, plan.specs.dense, COUNTER_TABLE):
             KERNELS.prepare(spec)
         KERNELS.prepare_loading()
-        self.undisturbed(2)  # what a first run imports and builds, forks have, too
+        self.undisturbed(2, 1)  # what a first run imports and builds, forks have, too
+
+        if undisturbed is not None and not undisturbed.exists():
+            for num_workers, epochs in ((1, 1), (2, 1), (3, 1), (2, 2)):
+                self.undisturbed(num_workers, epochs)
+            undisturbed.write_bytes(pickle.dumps(self._undisturbed))
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def plan(self, setup: Setup) -> Plan:
-        if setup not in self._plans:
-            self._plans[setup] = prepared(setup, self._folder)
-        return self._plans[setup]
+        key = setup.mode, setup.epochs, setup.wait_limit_s, setup.settings  # what its job says
+        if key not in self._plans:
+            self._plans[key] = prepared(setup, self._folder)
+        return self._plans[key]
 
-    def undisturbed(self, num_workers: int) -> checks.Undisturbed:
+    def undisturbed(self, num_workers: int, epochs: int) -> checks.Undisturbed:
         """Returns what synchronous training of so many workers gives, on one server, after each step."""
-        if num_workers not in self._undisturbed:
+        if (num_workers, epochs) not in self._undisturbed:
             setup = Setup(
                 num_servers=1,
                 num_workers=num_workers,
+                epochs=epochs,
                 settings=("checkpoint.every_steps=1",),
                 step_s=(1.0, 1.0),  # so that each step is saved
             )
-            run = self._folder / f"undisturbed-{num_workers}"
+            run = self._folder / f"undisturbed-{num_workers}-{epochs}"
 
             def of() -> checks.Undisturbed:
                 result = self._run_here(0, setup, [], run, is_checked=False)
                 assert result.outcome.summaries, result.told()
                 return checks.undisturbed(result.outcome, run / "checkpoints")
 
-            self._undisturbed[num_workers] = of()
-        return self._undisturbed[num_workers]
+            self._undisturbed[num_workers, epochs] = of()
+        return self._undisturbed[num_workers, epochs]
 
     def prepare(self, setups: Sequence[Setup]) -> None:
         """Makes what runs of these setups need, so that forks have it."""
         for setup in setups:
             self.plan(setup)
             if setup.mode == "sync":
-                self.undisturbed(setup.num_workers)
+                self.undisturbed(setup.num_workers, setup.epochs)
 
     def start(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> "Running":
         """Starts a run in a fork."""
@@ -286,7 +433,7 @@ class Simulator:
                 outcome,
                 cluster.tally,
                 run / "checkpoints",
-                self._undisturbed.get(setup.num_workers),
+                self._undisturbed.get((setup.num_workers, setup.epochs)),
             )
         outcome.summaries = {
             name: replace(summary, tables=None) for name, summary in outcome.summaries.items()
