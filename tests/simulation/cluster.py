@@ -22,6 +22,7 @@ from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Sup
 from ctr_ps.protos.errors import CtrPsError, LogError
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.checkpoint import publish
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.rpc.recovery import Progress
@@ -35,19 +36,17 @@ from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training import step_loop
 from tests.simulation.counters import Client, Tally
 from tests.simulation.disk import Disk, Disks
-from tests.simulation.network import CLIENT_REPLACED, CallFault, Network
+from tests.simulation.network import CallFault, Network
 from tests.simulation.world import Loop, Process, World, _now
 
 LEASE_S = 3.0
 RESTART_S = (0.3, 3.0)  # from the end of a process to the start of the next
 STEP_S = (0.05, 2.0)  # the work of a batch
-HEARD_S = 2.0  # after a pause, until each server has heard of a process
 
 COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
 TORN, WIPE = "power fails in sync of", "wipe"
 AT_SYNCS = (DISK, TORN)
-SILENT = (PAUSE, CUT, CLIENT_REPLACED)  # that keep others from hearing of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,8 @@ class Cluster:
         self, home: World, setup: Setup, folder: Path, plan: Plan, faults: list[Fault | CallFault]
     ) -> None:
         self.world, self.setup, self.folder = home, setup, folder
-        self.network = Network(home, [each for each in faults if isinstance(each, CallFault)])
+        of_calls = [each for each in faults if isinstance(each, CallFault)]
+        self.network = Network(home, of_calls, LEASE_S)
         self.disks = Disks(home)
         home.network, home.disks = self.network, self.disks
         home.setup = setup
@@ -165,7 +165,6 @@ class Cluster:
             self.servers, self.workers, Policy(max_restarts=1000, durability="log")
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
-        self._started: dict[Process, float] = {}
         self._faults = faults
         self._successors: set[Process] = set()  # twins of processes that have ended
         self._done: set[str] = set()  # names of which one has come to its end
@@ -201,7 +200,6 @@ class Cluster:
             self.running[name] = process
         kind, _, index = name.partition(".")
         main = self._serve if kind == "server" else self._train
-        self._started[process] = self.world.now
         self.world.tell(process, "starts")
         process.start(partial(self._main, process, partial(main, process, int(index))), "main")
 
@@ -249,27 +247,9 @@ class Cluster:
             twins.clear()
             return False
         if twins:
-            is_taken = "has taken the place" in process.exit
             self.running[process.name] = twins[0]
-            if is_taken and self._silence(process.name) < LEASE_S:
-                self.outcome.errors.append(
-                    f"{process} lost its place, but was never silent for long"
-                )
             self._successors.add(twins[0])
         return bool(twins)
-
-    def _silence(self, name: str) -> float:
-        """Returns the seconds for which faults may have kept a process from being heard."""
-        own = [
-            each
-            for each in self._faults
-            if name == getattr(each, "who", getattr(each, "client", ""))
-        ]
-        if all(each.kind in (PAUSE, TWIN) for each in own) and len(own) == len(self._faults):
-            # Nothing else has happened: it was heard of soon after each pause.
-            started = self._started[self.running[name]]
-            own = [each for each in own if each.at + each.seconds > started - HEARD_S]
-        return sum(each.seconds for each in own if each.kind in SILENT) * 1.1
 
     def _decide(self, event: Exited | None) -> None:
         decision: Decision | None = self._supervisor.handle(event, self.world.now)
@@ -442,6 +422,15 @@ def install() -> None:
     _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s))
     _takes_time(Parameters, "apply", after=lambda setup: (0.0, setup.apply_s))
     _takes_time(Progress, "step", before=lambda setup: (0.0, setup.replay_s))
+    write_name = publish._write_name
+
+    def write_name_checked(*args: Any) -> None:
+        home = _now[0]
+        if home is not None and home.current is not None:
+            home.network.publishes(home.current.process)
+        write_name(*args)
+
+    publish._write_name = write_name_checked
 
 
 Range = Callable[[Setup], tuple[float, float]]

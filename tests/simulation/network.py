@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from ctr_ps.protos.wire.calls import JOIN, LEAVE, RENEW
 from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from tests.simulation.world import Loop, Process, Thread, World, world
 
@@ -43,6 +44,7 @@ CALL_FAULTS = (
 )
 HAVE_SECONDS = (DOUBLED, LATE_REQUEST, LATE_REPLY, CLIENT_DIES_BEFORE, CLIENT_REPLACED)
 DURING_S = 0.04
+OF_MEMBERS = {"PushPull", "PushGrad", "AllReduce", "Barrier", "Renew"}  # of who has the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,8 @@ class CallFault:
 class Network:
     """Who listens where, which links are cut, and the calls on their way."""
 
-    def __init__(self, home: World, faults: list[CallFault]) -> None:
-        self._world = home
+    def __init__(self, home: World, faults: list[CallFault], lease_s: float) -> None:
+        self._world, self.lease_s = home, lease_s
         self._faults = {(f.client, f.server, f.call, f.number): f for f in faults}
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._listening: dict[str, Server] = {}
@@ -79,9 +81,11 @@ class Network:
         self.replace: Callable[[Process, float], None] = lambda _, __: None
         self.happened: list[CallFault] = []
         self.wrong: list[str] = []
-        self._newest: dict[
-            str, int
-        ] = {}  # number of the start of the process that answers, by name
+        # number of the start of the process that answers, and that has its place, by name
+        self._newest: dict[str, int] = {}
+        self._holders: dict[str, int] = {}
+        # when which start of a client was last heard of, by the names of server and client
+        self._heard: dict[tuple[str, str], dict[int, float]] = {}
 
     def listen(self, server: "Server", address: str) -> None:
         if address in self._listening:
@@ -100,12 +104,37 @@ class Network:
                 self.delay(), partial(call.fail, UNAVAILABLE, "the connection was reset")
             )
 
-    def answers(self, server: Process) -> None:
-        """A server answers: one that another start of it has replaced must not."""
+    def answers(self, server: Process, call: "Call", began: float) -> None:
+        """A server answers: one that another start of it has replaced must not.
+
+        Nor may it give a place of which it has heard within a lease.
+        """
         newest = self._newest.setdefault(server.name, server.number)
         if server.number < newest:
             self.wrong.append(f"{server} answers, but start {newest} of it has answered before")
         self._newest[server.name] = max(newest, server.number)
+        client, name = call.client, call.name
+        heard = self._heard.setdefault((server.name, client.name), {})
+        if name == JOIN.name:
+            if JOIN.request.decode(call.request).only_asks:
+                return
+            self.wrong += [
+                f"{client} has the place of start {number}, heard of {self._world.now - at:.2f} s before"
+                for number, at in heard.items()
+                if number != client.number and self._world.now - at < self.lease_s * 0.9
+            ]
+        elif name == LEAVE.name or (
+            name == RENEW.name and RENEW.request.decode(call.request).is_last
+        ):
+            self._heard[server.name, client.name] = {}
+        elif name in OF_MEMBERS:
+            heard[client.number] = began
+            self._holders[client.name] = max(self._holders.get(client.name, 0), client.number)
+
+    def publishes(self, process: Process) -> None:
+        """A process names its checkpoint the latest: one that another has replaced must not."""
+        if (newest := self._holders.get(process.name, 0)) > process.number:
+            self.wrong.append(f"{process} publishes, but start {newest} of it has its place")
 
     def at(self, address: str) -> "Server | None":
         return self._listening.get(address)
@@ -151,7 +180,7 @@ class Call(futures.Future[Any]):
         assert home.current is not None
         self.client = home.current.process
         self.name = path.rpartition("/")[2]
-        self._address, self._path, self._request = address, path, request
+        self._address, self._path, self.request = address, path, request
         self._timeout_s = timeout_s
         self._tasks: list[tuple[Server, asyncio.Task[None]]] = []
         self._server: Server | None = None
@@ -258,12 +287,14 @@ class Call(futures.Future[Any]):
             return
         task = server.loop.create_task(self._carry_out(server, method, fault))
         self._tasks.append((server, task))
+        if not self.client.is_alive:  # its message was late; its connection ends
+            self._cancel_at_server()
 
     async def _carry_out(self, server: "Server", method: Any, fault: CallFault | None) -> None:
         reply: Callable[[], None]
-        context = Context(self)
+        context, began = Context(self), world().now
         try:
-            answer = await method(self._request, context)
+            answer = await method(self.request, context)
         except Aborted as error:
             reply = partial(self.fail, error.code, error.text, error.metadata)
         except asyncio.CancelledError:
@@ -272,7 +303,7 @@ class Call(futures.Future[Any]):
             world().tell(server.process, f"unforeseen: {self.name}: {error!r}")
             reply = partial(self.fail, grpc.StatusCode.UNKNOWN, repr(error))
         else:
-            network().answers(server.process)
+            network().answers(server.process, self, began)
             reply = partial(self._answer, answer)
         net = network()
         kind = "" if fault is None else fault.kind

@@ -100,7 +100,7 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
     faults = _Faults(Random(f"faults {seed}"), setup)
     if setup.wait_limit_s > 100.0:
         return faults.outages()
-    return [each for _ in range(faults.random.choice((0, 1, 1, 2, 4, 8))) for each in faults.some()]
+    return [each for _ in range(faults.random.choice((0, 2, 4, 6, 9, 12))) for each in faults.some()]
 
 
 class _Faults:
@@ -128,7 +128,7 @@ class _Faults:
 
     def some(self) -> Sequence[AnyFault]:
         kinds = (self._single, self._call, self._call, self._call, self._save, self._step)
-        kinds += (self._push, self._return, self._of_disk, self._wipe)
+        kinds += (self._push, self._push, self._return, self._of_disk, self._wipe)
         return self.random.choice(kinds)()
 
     def _single(self) -> Sequence[AnyFault]:
@@ -218,7 +218,7 @@ class _Faults:
     def _of_disk(self) -> Sequence[AnyFault]:
         """One of a server's syncs fails, or the power in it; soon after that the power, or the process."""
         random, (at, server, _) = self.random, self._place()
-        number = random.randint(2, 60)
+        number = random.randint(2, 30)
         if not self._has_power:
             return [Fault(DISK, random.randint(2, 12), server)]
         return [
