@@ -47,6 +47,7 @@ COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
 TORN, WIPE = "power fails in sync of", "wipe"
 AT_SYNCS = (DISK, TORN)
+NAMES = "names"  # as `other` of TORN: so many `seconds` syncs after the sync of the folder of number `at`
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,8 @@ class Cluster:
             disk, number = self._disk_of[fault.who], int(fault.at)
             if fault.kind == DISK:
                 disk.fails_at.add(number)
+            elif fault.other == NAMES:
+                disk.dies_after[number] = int(fault.seconds), partial(self._happen, fault)
             else:
                 disk.dies_at[number] = partial(self._happen, fault)
             return
@@ -354,6 +357,7 @@ class Cluster:
             return
         if fault.kind == WIPE:
             self.outcome.is_wiped = True
+            self.network.forget(fault.who)
             self._disk_of[fault.who].wipe()
         self._kill(process, fault.kind in (POWER, TORN))
 

@@ -36,7 +36,9 @@ class Disk:
         self.has_failed = False
         self.fails_at: set[int] = set()  # numbers of the syncs that fail
         self.dies_at: dict[int, Callable[[], None]] = {}  # of those in which the power fails
-        self._num_syncs = 0
+        # by number of a sync of the folder: how many syncs later the power fails, and what then happens
+        self.dies_after: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._num_syncs = self._num_folder_syncs = 0
 
     def look(self) -> None:
         """A name has changed."""
@@ -56,9 +58,13 @@ class Disk:
         elif path.exists():
             self._synced[path.stat().st_ino] = path.read_bytes()
 
-    def is_to_fail(self, home: World) -> bool:
+    def is_to_fail(self, home: World, path: Path) -> bool:
         """Counts a sync; does not return from one in which the power fails."""
         self._num_syncs += 1
+        if path == self.folder:
+            self._num_folder_syncs += 1
+            if (after := self.dies_after.get(self._num_folder_syncs)) is not None:
+                self.dies_at[self._num_syncs + after[0]] = after[1]
         if (die := self.dies_at.get(self._num_syncs)) is not None:
             home.at(0.0, die)
             home.block(None, "power")
@@ -139,7 +145,7 @@ def _syncing(real: Callable[[Any], None]) -> Callable[[int], None]:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         home.block(home.random.uniform(*SYNC_S), "a sync of the disk")
         if (disk := disks.of(path)) is not None:
-            if disk.is_to_fail(home):
+            if disk.is_to_fail(home, path):
                 home.tell("disk", f"a sync of {path.name} fails")
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
             disk.sync(path)

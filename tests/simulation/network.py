@@ -131,6 +131,10 @@ class Network:
             heard[client.number] = began
             self._holders[client.name] = max(self._holders.get(client.name, 0), client.number)
 
+    def forget(self, server: str) -> None:
+        """A server has lost all that it knew."""
+        self._heard = {place: at for place, at in self._heard.items() if place[0] != server}
+
     def publishes(self, process: Process) -> None:
         """A process names its checkpoint the latest: one that another has replaced must not."""
         if (newest := self._holders.get(process.name, 0)) > process.number:

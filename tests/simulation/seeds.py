@@ -25,8 +25,10 @@ from tests.simulation.cluster import (
     CUT,
     DISK,
     KILL,
+    NAMES,
     PAUSE,
     POWER,
+    STEP_S,
     TORN,
     TWIN,
     WIPE,
@@ -62,7 +64,7 @@ OF_MODES = {
     "sync": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
     "half_async": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
     "async": {"PushGrad": 12, "PullSparse": 12, "PullDense": 16, "AllReduce": 3},
-    COUNTERS: {"PushGrad": 40, "PullSparse": 12, "Barrier": 2},
+    COUNTERS: {"PushGrad": 40, "PullSparse": 12, "Barrier": 3},
 }
 NEVER_S = 1e6
 OF_DATA = {"sync": "PushPull", "half_async": "PushPull", "async": "PushGrad", COUNTERS: "PushGrad"}
@@ -88,6 +90,7 @@ def setup_of(seed: int) -> Setup:
         in_threads=random.random() < 0.6,
         apply_s=random.choice((0.0, 0.005, 0.03)),
         pace_s=random.choice((0.02, 0.2, 1.0)),
+        step_s=random.choice((STEP_S, STEP_S, (0.0, 0.3))),
     )
     if random.random() < 0.07:  # everything takes long: longer than a server is waited for
         replay_s = random.choice((0.0, 5.0))
@@ -100,7 +103,9 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
     faults = _Faults(Random(f"faults {seed}"), setup)
     if setup.wait_limit_s > 100.0:
         return faults.outages()
-    return [each for _ in range(faults.random.choice((0, 2, 4, 6, 9, 12))) for each in faults.some()]
+    return [
+        each for _ in range(faults.random.choice((0, 2, 4, 6, 9, 12))) for each in faults.some()
+    ]
 
 
 class _Faults:
@@ -111,7 +116,8 @@ class _Faults:
         self._servers = [f"server.{index}" for index in range(setup.num_servers)]
         self._workers = [f"worker.{index}" for index in range(setup.num_workers)]
         self._has_power = setup.log_sync is LogSync.FSYNC
-        self._length_s = 6.0 + 14.0 * (setup.mode != COUNTERS or setup.pace_s == 1.0)
+        is_short = setup.pace_s < 1.0 if setup.mode == COUNTERS else setup.step_s != STEP_S
+        self._length_s = 6.0 if is_short else 20.0
         # Half of the faults meet the same two processes: some mistakes show only where several come together.
         self._focus, *self._victims = self._anywhere()
 
@@ -129,6 +135,8 @@ class _Faults:
     def some(self) -> Sequence[AnyFault]:
         kinds = (self._single, self._call, self._call, self._call, self._save, self._step)
         kinds += (self._push, self._push, self._return, self._of_disk, self._wipe)
+        if self._setup.mode != "async":
+            kinds += (self._end, self._end)
         return self.random.choice(kinds)()
 
     def _single(self) -> Sequence[AnyFault]:
@@ -166,7 +174,7 @@ class _Faults:
 
     def _save(self) -> Sequence[AnyFault]:
         """Several of the calls that save one checkpoint, or two."""
-        random, first = self.random, self.random.randrange(6)
+        random, first = self.random, self.random.randrange(12)
         places = [
             (server, call, number)
             for server in self._servers
@@ -203,22 +211,43 @@ class _Faults:
             for offset in range(random.choice((2, 3)))
         ]
 
+    def _end(self) -> Sequence[AnyFault]:
+        """Several of the calls with which a pass ends, after the last step but one."""
+        random, calls = self.random, OF_MODES[self._setup.mode]
+        steps = 24 // self._setup.num_workers
+        last = [("PushPull", steps - 2), ("PushGrad", 0), ("AllReduce", 1), ("AllReduce", 2)]
+        if self._setup.mode == COUNTERS:
+            last = [("Barrier", 1), ("Barrier", 2), ("PushGrad", 38), ("PushGrad", 18)]
+        saves = [(call, steps - early) for call in ("Snapshot", "Save") for early in (0, 1, 2)]
+        return [
+            self._fault(random.choice(CALL_FAULTS), worker, server, call, number)
+            for call, number in random.sample([*last, *last, *saves], 4)
+            for server in [random.choice(self._servers)]
+            for worker in [random.choice(self._workers) if call in calls else "worker.0"]
+        ]
+
     def _return(self) -> Sequence[AnyFault]:
         """A worker is silent for longer than its lease, and comes back; another asks for its place then."""
-        random, (at, server, worker) = self.random, self._place()
+        random, (at, _, worker) = self.random, self._place()
         silent_s = random.uniform(4.0, 9.0)
         later = at + silent_s + random.uniform(3.0, 6.0)
-        dies = [Fault(KILL, later + random.uniform(0.0, 3.0), server)]
+        dies = [
+            Fault(KILL, later + random.choice((random.uniform(-0.8, 0.0), 1.5)), each)
+            for each in self._servers
+        ]
         return [
             Fault(PAUSE, at, worker, seconds=silent_s),
             Fault(TWIN, later, worker),
-            *dies[: random.choice((0, 1))],
+            *random.choice(([], dies[:1], dies)),
         ]
 
     def _of_disk(self) -> Sequence[AnyFault]:
         """One of a server's syncs fails, or the power in it; soon after that the power, or the process."""
         random, (at, server, _) = self.random, self._place()
         number = random.randint(2, 30)
+        if self._has_power and random.random() < 0.4:
+            later = float(random.choice((0, 1, 1, 2)))
+            return [Fault(TORN, random.randint(1, 8), server, NAMES, later)]
         if not self._has_power:
             return [Fault(DISK, random.randint(2, 12), server)]
         return [
@@ -241,6 +270,8 @@ class _Faults:
     def outages(self) -> Sequence[AnyFault]:
         """All wait for one worker for minutes, and a server dies at the beginning and towards the end."""
         random, (at, server, worker) = self.random, self._place()
+        if self._setup.replay_s:  # one that dies again and again in its recovery is not waited for
+            return [Fault(KILL, at, server)]
         return [
             Fault(PAUSE, at, worker, seconds=150.0),
             Fault(KILL, at + random.uniform(2.0, 4.0), server),
