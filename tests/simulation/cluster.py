@@ -82,7 +82,7 @@ class Setup:
     step_s: tuple[float, float] = STEP_S
     apply_s: float = 0.0  # at most, before and after a push changes the parameters
     replay_s: float = 0.0  # at most, of each call that a recovery carries out
-    wait_limit_s: float = 60.0
+    wait_limit_s: float = 100.0
     pace_s: float = 1.0  # at most, between pushes of counting clients
     in_threads: bool = False  # servers carry out all calls in threads, not only large ones
     limit_s: float = 3000.0
