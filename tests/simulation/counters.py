@@ -172,8 +172,12 @@ class Client:
             ]
         self._seen = found
 
+    @staticmethod
+    def _servers() -> list[Process]:
+        return [each for each in world().processes if each.is_alive and each.name[0] == "s"]
+
     def _save(self, client: ClusterClient, url: str) -> None:
-        low, num_processes = self._tally.acknowledged.copy(), len(world().processes)
+        low, servers = self._tally.acknowledged.copy(), self._servers()
         base = "" if world().random.random() < FULL_SHARE else self._base
         try:
             try:
@@ -182,9 +186,8 @@ class Client:
                 client.save(SaveRequest(url=url))
         except SnapshotLostError:  # with its server
             # A later one may be asked for on the same base: servers know whether it is theirs.
-            if not any(each.is_alive is False for each in world().processes) and (
-                num_processes == len(world().processes)
-            ):
+            first = [each for each in world().processes if each.name == self._process.name]
+            if first == [self._process] and servers == self._servers():
                 self._tally.wrong.append(f"save {url} was lost, but every process lives")
             return
         self._base = url

@@ -262,7 +262,7 @@ class _Faults:
 
     def _wipe(self) -> Sequence[AnyFault]:
         """A server comes back without its log, while no worker lives that would know it."""
-        if self._setup.mode != "sync" or self.random.random() < 0.5:
+        if self._setup.mode != "sync":
             return self._single()
         at, server, _ = self._place()
         return [Fault(WIPE, at, server), *(Fault(KILL, at + 0.01, each) for each in self._workers)]
