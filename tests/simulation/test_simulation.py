@@ -9,6 +9,8 @@ import pytest
 
 from tests.simulation.past import ROOT, PastFault, all_names, find
 
+pytestmark = pytest.mark.timeout(600)
+
 A_DAY = 86_400
 
 

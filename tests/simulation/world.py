@@ -296,6 +296,9 @@ class Thread:
         self._is_started = False
         self.locals: dict[int, dict[str, Any]] = {}
 
+    def __hash__(self) -> int:
+        return zlib.crc32(self.key)  # not an address: sets of threads have one order
+
     def start(self) -> None:
         self._is_started = True
         own = self.process.threads
