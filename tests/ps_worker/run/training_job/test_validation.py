@@ -586,6 +586,18 @@ def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
     assert replacement.validations == known[:1]
 
 
+def validators_of_a_worker_and_its_replacement(plan: Plan) -> tuple[Validator, Validator]:
+    told: list[Numbers] = []
+
+    def all_reduce(own: Numbers, *_: object) -> Numbers:
+        told.append(own)
+        return np.maximum.reduce(told)
+
+    run = cast("Run", SimpleNamespace(all_reduce=all_reduce, is_first=True))
+    first, other = (Validator(plan, run, MetricsWriter(None, run)) for _ in range(2))
+    return first, other
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_process_that_begins_at_a_restart_knows_the_best_validation_and_those_since(
     data: Path, *, stops: bool
@@ -595,14 +607,7 @@ def test_a_process_that_begins_at_a_restart_knows_the_best_validation_and_those_
     seen = [
         Validation(epoch=n, step=10 * n, auc=None, log_loss=loss) for n, loss in enumerate(losses)
     ]
-    told: list[Numbers] = []
-
-    def all_reduce(own: Numbers, *_: object) -> Numbers:
-        told.append(own)
-        return np.maximum.reduce(told)
-
-    run = cast("Run", SimpleNamespace(all_reduce=all_reduce, is_first=True))
-    first, other = (Validator(plan, run, MetricsWriter(None, run)) for _ in range(2))
+    first, other = validators_of_a_worker_and_its_replacement(plan)
     before = seen[2:4] + seen[5:]
     for each in seen:
         first.add(each)
@@ -621,14 +626,7 @@ def test_a_process_that_begins_at_a_restart_knows_the_best_validation_and_those_
 def test_without_early_stopping_the_best_validation_alone_is_told_at_a_restart(data: Path) -> None:
     """Else the next worse one is the best for the process in a lost one's place."""
     plan = plan_of(job_of(data, f"data.valid={data}/test.tsv", "valid.patience=0"))
-    told: list[Numbers] = []
-
-    def all_reduce(own: Numbers, *_: object) -> Numbers:
-        told.append(own)
-        return np.maximum.reduce(told)
-
-    run = cast("Run", SimpleNamespace(all_reduce=all_reduce, is_first=True))
-    first, other = (Validator(plan, run, MetricsWriter(None, run)) for _ in range(2))
+    first, other = validators_of_a_worker_and_its_replacement(plan)
     for epoch, loss in enumerate([0.9, 0.6, 0.7, 0.8], 1):
         first.add(Validation(epoch=epoch, step=10 * epoch, auc=0.5, log_loss=loss))
 
