@@ -18,27 +18,19 @@ import numpy as np
 
 from ctr_ps.protos.errors import CheckpointError, SnapshotLostError, UnknownChangesError
 from ctr_ps.protos.futures import Future
-from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.role import WorkerRole
-from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import Lease, Missing, PushId, SaveRequest, Version, WorkerLoss
+from ctr_ps.protos.store import Lease, Missing, SaveRequest, Version, WorkerLoss
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 from ctr_ps.ps_worker.run.membership import LeaseRenewal
 from tests.simulation.world import Process, world
+from tests.support.pusher import COUNTERS, push_of
 
 NUM_PAIRS, PUSHES, ON_THE_WAY = 12, 40, 4
 READ_SHARE, SAVE_SHARE, FULL_SHARE = 0.3, 0.15, 0.2
-
-COUNTERS = TableSpec(
-    name="counters",
-    dim=1,
-    initializer=InitializerSpec(),
-    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
-)
 
 
 @cache
@@ -132,18 +124,9 @@ class Client:
         random = world().random
         pairs = sorted(random.sample(range(NUM_PAIRS), random.randint(1, 4)))
         keys = np.array(sorted(key for pair in pairs for key in self._pairs[pair]), np.uint64)
-        ones = SparseGrad(keys, -np.ones((keys.size, 1), np.float32), examples=1)
-        push_id = PushId(
-            worker=self._worker,
-            incarnation=incarnation,
-            sequence=sequence,
-            step=sequence + 1,
-            examples=1,
-            batches=1,
-            pulled=0,
-        )
+        push = push_of(keys, self._worker, sequence, incarnation)
         self._tally.sent.update(pairs)
-        self._waiting.append((pairs, client.push_grad(Gradients({COUNTERS.name: ones}), push_id)))
+        self._waiting.append((pairs, client.push_grad(*push)))
         if len(self._waiting) == ON_THE_WAY:
             self._acknowledge()
 

@@ -42,8 +42,8 @@ def keys_of(worker: int, sequence: int) -> Keys:
     return np.sort(random.choice(NUM_KEYS, KEYS_A_PUSH, replace=False)).astype(np.uint64)
 
 
-def push_of(worker: int, sequence: int, incarnation: int) -> tuple[Gradients, PushId]:
-    keys = keys_of(worker, sequence)
+def push_of(keys: Keys, worker: int, sequence: int, incarnation: int) -> tuple[Gradients, PushId]:
+    """Returns a push that adds 1 to the counters of some keys."""
     values = -np.ones((keys.size, 1), np.float32)
     push_id = PushId(
         worker=worker,
@@ -76,7 +76,14 @@ def main() -> None:
         client.create_table(COUNTERS)
         for sequence in range(num_pushes):
             sent.write(f"{sequence}\n".encode())
-            on_the_way.append((sequence, client.push_grad(*push_of(worker, sequence, incarnation))))
+            on_the_way.append(
+                (
+                    sequence,
+                    client.push_grad(
+                        *push_of(keys_of(worker, sequence), worker, sequence, incarnation)
+                    ),
+                )
+            )
             while len(on_the_way) == ON_THE_WAY or (on_the_way and sequence == num_pushes - 1):
                 first, answer = on_the_way.popleft()
                 answer.result()
