@@ -116,7 +116,6 @@ def test_place_that_is_lost_on_all_servers_is_taken_on_all() -> None:
 
 
 def test_a_process_in_a_lost_ones_place_begins_again_at_the_newest_restart() -> None:
-    """One server has passed it, and the other one has not."""
     transport, first, second = two_processes()
     names = ["start", "pass", RESTART, "pass", "pass", RESTART, "pass"]
     for name in names[:5]:
