@@ -290,7 +290,9 @@ def test_online_example_follows_clicks_and_goes_on_after_a_stop(online: Project)
 
 
 def number_of(version: str) -> int:
-    return int(version.removeprefix("epoch-"))
+    """Returns the number of the pass that ended with `version`; 0: it is of a stop within a pass."""
+    kind, number = version.split("-")
+    return int(number) if kind == "epoch" else 0
 
 
 def served(online: Project, is_done: Callable[[str, float], Any]) -> tuple[str, float]:
