@@ -27,6 +27,7 @@
     │   ├── SnapshotLostError
     │   ├── LostPushesError
     │   ├── WrongServerError
+    │   │   └── MovingError
     │   └── UnknownTableError
     └── SpecError                  a table or dense block that cannot be
         └── SpecConflictError      one name, two specs
@@ -52,6 +53,7 @@ __all__ = [
     "JobError",
     "LogError",
     "LostPushesError",
+    "MovingError",
     "NoMemoryError",
     "NotJoinedError",
     "OverloadedError",
@@ -204,7 +206,11 @@ class LostPushesError(ProtocolError):
 
 
 class WrongServerError(ProtocolError):
-    """A key belongs to a shard of another server."""
+    """A key belongs to a shard of another server, or the caller's shard map is not that of the server."""
+
+
+class MovingError(WrongServerError):
+    """Shards are being moved, and the server does not know yet by which map it goes on."""
 
 
 class UnknownTableError(ProtocolError):

@@ -32,6 +32,9 @@ class Answer(Future[T_co], Protocol):
     def fail(self, error: Exception) -> None:
         """Fails the answer unless it is complete."""
 
+    def sent(self) -> Any:
+        """Returns the argument of the call, as it was when it was started."""
+
 
 class WaitingFuture(concurrent.futures.Future[T]):
     """A future whose `result` waits up to `limit_s` seconds, then raises the error that `give_up` returns."""

@@ -7,11 +7,12 @@ Tables and blocks lock themselves; the lock here guards only their names.
 
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.protos.chunking import require_values
 from ctr_ps.protos.errors import (
@@ -29,6 +30,7 @@ from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from ctr_ps.protos.store import (
     Applied,
+    BlockState,
     Missing,
     ModelState,
     RowStates,
@@ -37,12 +39,14 @@ from ctr_ps.protos.store import (
     TableStatus,
     Version,
 )
-from ctr_ps.protos.store.state_transfer import require_finite_state
+from ctr_ps.protos.store.moves import Moved, MovedCounters, MovedRows, Taken
+from ctr_ps.protos.store.state_transfer import join_stretches, require_finite_state
 from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep
 from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
+from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
 from ctr_ps.ps_server.table.memory.bfloat16 import are_bfloat16
@@ -77,6 +81,9 @@ class Parameters:
         self._num_workers = num_workers
         self._server_index = server_index
         self._shard_map = shard_map
+        self._next_map: ShardMap | None = None  # that a move leads to
+        self._counts_to_move: Iterator[Moved] | None = None
+        self._moved_blocks: dict[str, list[tuple[int, BlockState]]] = {}
         self._clock = clock
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
@@ -125,13 +132,15 @@ class Parameters:
                 require_equal_spec(block.spec, spec)
 
     def _new_table(self, spec: TableSpec) -> SparseTable:
-        return SparseTable(
+        table = SparseTable(
             spec,
             server_index=self._server_index,
             shard_map=self._shard_map,
             num_subscribers=self._num_workers if spec.records_changes else 0,
             clock=self._clock,
         )
+        self._begin_move_of(table)
+        return table
 
     def _new_block(self, spec: DenseSpec, given: Values | None) -> DenseTable:
         return DenseTable(spec, given, server_index=self._server_index, shard_map=self._shard_map)
@@ -462,6 +471,107 @@ class Parameters:
         block.restore(checkpoint.read_dense(name, block.piece))
         return block
 
+    # Moves of shards
+
+    def begin_move(self, next_map: ShardMap) -> None:
+        """Has `take_moved` return what of the shards that another server has in `next_map`."""
+        with self._lock:
+            if self._undeclared:
+                raise ProtocolError(
+                    f"tables {sorted(self._undeclared)} were loaded, but no job has declared them yet: move "
+                    "shards when the workers have begun"
+                )
+            self._next_map, self._counts_to_move = next_map, None
+            self._moved_blocks = {}
+            for table in self._tables.values():
+                self._begin_move_of(table)
+
+    def _begin_move_of(self, table: SparseTable) -> None:
+        if (next_map := self._next_map) is not None:
+            table.begin_move(self._leaving(table, next_map))
+
+    def _leaving(self, table: SparseTable, next_map: ShardMap) -> list[int]:
+        return [each for each in table.shards if next_map.server_of(each) != self._server_index]
+
+    def take_moved(self, max_bytes: int, *, with_counts: bool) -> Taken:
+        """Returns rows that are new to the move, of about `max_bytes`.
+
+        `with_counts`, once there are none, all candidates and counters of these shards, once, as many as fit
+        a message in each call; nothing may change meanwhile.
+        """
+        rows: list[MovedRows] = []
+        for name, table in self._tables.items():
+            fitting = max(1, max_bytes // table.new_row_bytes)
+            found, removed = table.take_moved(fitting)
+            if found.keys.size or removed.size:
+                rows.append(_moved_rows(name, found, removed))
+                max_bytes -= rows[-1].keys.size * table.new_row_bytes
+            if found.keys.size == fitting:
+                return Taken(moved=Moved(rows), is_all=False)
+        if rows or not with_counts or self._next_map is None:
+            return Taken(moved=Moved(rows), is_all=not with_counts)
+        if self._counts_to_move is None:
+            self._counts_to_move = self._counts_of(self._next_map)
+        moved = next(self._counts_to_move, None)
+        return Taken(moved=moved or Moved(), is_all=moved is None)
+
+    def _counts_of(self, next_map: ShardMap) -> Iterator[Moved]:
+        for name, table in self._tables.items():
+            for shard in self._leaving(table, next_map):
+                if (candidates := table.candidates_of_shard(shard)) is not None:
+                    yield Moved([_moved_rows(name, candidates, candidates.keys[:0], of_rows=False)])
+                if (counters := table.counters_of_shard(shard)) is not None:
+                    yield Moved(counters=[MovedCounters(name, shard, counters)])
+
+    def put_moved(self, moved: Moved) -> None:
+        """Takes over what another server had, to have it from `place` on."""
+        for each in moved.rows:
+            rows = Rows(each.keys, each.weights, each.state, each.statistics)
+            table = self.table(each.table)
+            table.put_moved(rows, each.removed, candidates=each.are_candidates)
+        for counted in moved.counters:
+            table = self.table(counted.table)
+            if counted.shard in table.shards:
+                raise ProtocolError(f"counters of shard {counted.shard} were moved to their server")
+            table.write_counters(counted.shard, counted.counters)
+        for name, start, stretch in moved.blocks:
+            self._moved_blocks.setdefault(name, []).append((start, stretch))
+
+    def moved_blocks(self, shard_map: ShardMap, server_index: int) -> dict[str, DenseTable]:
+        """Returns the blocks with the pieces of a server; raises ProtocolError if not all were put here."""
+        blocks = {}
+        for name, block in self._blocks.items():
+            new = DenseTable(block.spec, server_index=server_index, shard_map=shard_map)
+            if new.length:
+                new.restore(join_stretches(name, self._moved_blocks.get(name, [])))
+            if block.spec.values_digest:
+                new.declare(block.spec, new.export().weights)
+            blocks[name] = new
+        return blocks
+
+    def place(
+        self, shard_map: ShardMap, server_index: int, blocks: Mapping[str, DenseTable] | None = None
+    ) -> None:
+        """Has the shards and pieces of a server in a map from now on, pieces those of `blocks`."""
+        with self._lock:
+            self._shard_map, self._server_index = shard_map, server_index
+            self._next_map = self._counts_to_move = None
+            self._moved_blocks = {}
+            self._blocks |= blocks or {}
+            self.base = ""
+            tables = list(self._tables.values())
+        for table in tables:
+            table.place(shard_map, server_index)
+        for table in tables:
+            table.drop_others()
+
+    def rows_by_place(self) -> NDArray[np.int64]:
+        """Returns the rows of all tables, int64[places]."""
+        counts = np.zeros(len(self._shard_map.owners), np.int64)
+        for table in self._tables.values():
+            np.add.at(counts, np.array(table.shards, int) % counts.size, table.rows_of_shards())
+        return counts
+
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
         """Returns the digest of each shard of this process that is saved, by table and shard."""
         tables, _ = self._saved()
@@ -478,6 +588,18 @@ class Parameters:
         for block in blocks:
             block.pull(vectors[block.spec.name])
         return vectors
+
+
+def _moved_rows(table: str, rows: Rows, removed: Keys, *, of_rows: bool = True) -> MovedRows:
+    return MovedRows(
+        table=table,
+        keys=rows.keys,
+        weights=rows.weights,
+        state=rows.state,
+        statistics=rows.statistics,
+        removed=removed,
+        are_candidates=not of_rows,
+    )
 
 
 def _require_few(what: str, name: str, count: int, limit: int) -> None:

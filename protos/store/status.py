@@ -260,6 +260,7 @@ class ServerStatus:
     server_index: int
     num_servers: int
     stream: StreamOffer | None = None
+    shard_map_epoch: int = 0  # 0: not said
 
 
 class Admin(Protocol):

@@ -256,28 +256,32 @@ class ExchangeMessage(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PostRequest(_message.Message):
-    __slots__ = ("exchange", "message", "member")
+    __slots__ = ("exchange", "message", "member", "shard_map_epoch")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     exchange: str
     message: ExchangeMessage
     member: Member
-    def __init__(self, exchange: _Optional[str] = ..., message: _Optional[_Union[ExchangeMessage, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, exchange: _Optional[str] = ..., message: _Optional[_Union[ExchangeMessage, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class PostResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("exchange", "member", "received")
+    __slots__ = ("exchange", "member", "received", "shard_map_epoch")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     exchange: str
     member: Member
     received: int
-    def __init__(self, exchange: _Optional[str] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, exchange: _Optional[str] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., received: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("messages",)

@@ -1,4 +1,5 @@
 from ctr_ps.protos.v1 import data_plane_pb2 as _data_plane_pb2
+from ctr_ps.protos.v1 import moves_pb2 as _moves_pb2
 from ctr_ps.protos.v1 import spec_pb2 as _spec_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -40,7 +41,7 @@ class Lease(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., on_worker_loss: _Optional[_Union[WorkerLoss, str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("member", "terms", "lease", "only_asks")
+    __slots__ = ("member", "terms", "lease", "only_asks", "shard_map_epoch")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,11 +53,13 @@ class JoinRequest(_message.Message):
     TERMS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ONLY_ASKS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     terms: _containers.ScalarMap[str, str]
     lease: Lease
     only_asks: bool
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("jobs_before", "barriers_passed", "has_update_log", "version", "restart")
@@ -73,14 +76,16 @@ class JoinResponse(_message.Message):
     def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ..., version: _Optional[int] = ..., restart: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("member", "is_last", "acknowledged")
+    __slots__ = ("member", "is_last", "acknowledged", "shard_map_epoch")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     is_last: bool
     acknowledged: Acknowledged
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., is_last: bool = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., is_last: bool = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("pushes", "steps")
@@ -105,22 +110,26 @@ class CreateTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CreateDenseRequest(_message.Message):
-    __slots__ = ("spec", "values")
+    __slots__ = ("spec", "values", "shard_map_epoch")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     spec: _spec_pb2.DenseSpec
     values: bytes
-    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ..., values: _Optional[bytes] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ..., values: _Optional[bytes] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class CreateDenseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WaitVersionRequest(_message.Message):
-    __slots__ = ("at",)
+    __slots__ = ("at", "shard_map_epoch")
     AT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     at: int
-    def __init__(self, at: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class WaitVersionResponse(_message.Message):
     __slots__ = ("version",)
@@ -129,18 +138,20 @@ class WaitVersionResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "member", "step", "number", "acknowledged")
+    __slots__ = ("name", "member", "step", "number", "acknowledged", "shard_map_epoch")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     name: str
     member: _data_plane_pb2.Member
     step: int
     number: int
     acknowledged: Acknowledged
-    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
     __slots__ = ("version",)
@@ -149,7 +160,7 @@ class BarrierResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
-    __slots__ = ("name", "member", "step", "number", "values", "op", "acknowledged", "remember")
+    __slots__ = ("name", "member", "step", "number", "values", "op", "acknowledged", "remember", "shard_map_epoch")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +169,7 @@ class AllReduceRequest(_message.Message):
     OP_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     REMEMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     name: str
     member: _data_plane_pb2.Member
     step: int
@@ -166,7 +178,8 @@ class AllReduceRequest(_message.Message):
     op: ReduceOp
     acknowledged: Acknowledged
     remember: bool
-    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., remember: bool = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., remember: bool = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class AllReduceResponse(_message.Message):
     __slots__ = ("version", "values")
@@ -177,16 +190,18 @@ class AllReduceResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("member", "clock", "at_least", "after_barrier")
+    __slots__ = ("member", "clock", "at_least", "after_barrier", "shard_map_epoch")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     AFTER_BARRIER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     clock: int
     at_least: int
     after_barrier: int
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ..., after_barrier: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ..., after_barrier: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class AdvanceResponse(_message.Message):
     __slots__ = ("slowest",)
@@ -195,12 +210,14 @@ class AdvanceResponse(_message.Message):
     def __init__(self, slowest: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("member", "step")
+    __slots__ = ("member", "step", "shard_map_epoch")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     step: int
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ()
@@ -233,14 +250,16 @@ class CheckFolderResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("token", "base", "member")
+    __slots__ = ("token", "base", "member", "shard_map_epoch")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     token: str
     base: str
     member: _data_plane_pb2.Member
-    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ()
@@ -273,34 +292,38 @@ class SaveResponse(_message.Message):
     def __init__(self, share: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("url", "token", "only", "member", "number")
+    __slots__ = ("url", "token", "only", "member", "number", "shard_map_epoch")
     URL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     url: str
     token: str
     only: _containers.RepeatedScalarFieldContainer[str]
     member: _data_plane_pb2.Member
     number: int
-    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("max_norm", "dry_run", "member", "number")
+    __slots__ = ("max_norm", "dry_run", "member", "number", "shard_map_epoch")
     MAX_NORM_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     max_norm: float
     dry_run: bool
     member: _data_plane_pb2.Member
     number: int
-    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class Shrunk(_message.Message):
     __slots__ = ("rows", "size_bytes", "left_rows", "candidates")
@@ -408,7 +431,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., partitions: _Optional[_Mapping[str, str]] = ..., sent: _Optional[int] = ..., sent_partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("version", "progress", "member", "batches")
+    __slots__ = ("version", "progress", "member", "batches", "shard_map_epoch")
     class ProgressEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -420,11 +443,13 @@ class ResumeRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     version: int
     progress: _containers.MessageMap[int, WorkerProgress]
     member: _data_plane_pb2.Member
     batches: int
-    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., batches: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., batches: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ()
@@ -511,16 +536,18 @@ class StoreStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("store", "server_index", "num_servers", "stream")
+    __slots__ = ("store", "server_index", "num_servers", "stream", "shard_map_epoch")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     store: StoreStatus
     server_index: int
     num_servers: int
     stream: StreamOffer
-    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., stream: _Optional[_Union[StreamOffer, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., stream: _Optional[_Union[StreamOffer, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class StreamOffer(_message.Message):
     __slots__ = ("port", "key")

@@ -31,6 +31,7 @@ from ctr_ps.protos.store import (
     StateChunk,
     Version,
 )
+from ctr_ps.protos.store.moves import Cut, LogRecord, MapState, Taken
 from ctr_ps.protos.v1 import parameter_server_pb2
 from ctr_ps.protos.wire import requests
 from ctr_ps.protos.wire.encoding import columns
@@ -328,6 +329,53 @@ GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
 )
 GET_STATUS: Call[None, ServerStatus] = _call(
     "GetStatus", no_fields, record(ServerStatus), access=Access.READER
+)
+
+GET_MAP: Call[None, MapState] = _call("GetMap", no_fields, record(MapState), access=Access.READER)
+BEGIN_MOVE: Call[requests.BeginMove, None] = _call(
+    "BeginMove",
+    record(requests.BeginMove),
+    no_fields,
+    access=Access.ADMIN,
+    is_logged=True,
+    is_long=True,
+)
+TAKE_MOVED: Call[requests.TakeMoved, Taken] = _call(
+    "TakeMoved",
+    record(requests.TakeMoved),
+    record(Taken, moved=columns.MOVED),
+    access=Access.ADMIN,
+    is_long=True,
+)
+PUT_MOVED: Call[requests.PutMoved, None] = _call(
+    "PutMoved",
+    record(requests.PutMoved, moved=columns.MOVED),
+    no_fields,
+    access=Access.ADMIN,
+    is_logged=True,
+    is_long=True,
+)
+HOLD_MOVE: Call[requests.HoldMove, Cut] = _call(
+    "HoldMove", record(requests.HoldMove), value("cut", Cut), access=Access.ADMIN
+)
+GET_JOB_STATE: Call[requests.GetJobState, Sequence[LogRecord]] = _call(
+    "GetJobState",
+    record(requests.GetJobState),
+    value("records", Sequence[LogRecord]),
+    access=Access.ADMIN,
+    is_long=True,
+)
+PREPARE_MOVE: Call[requests.PrepareMove, None] = _call(
+    "PrepareMove",
+    record(requests.PrepareMove),
+    no_fields,
+    access=Access.ADMIN,
+    is_logged=True,
+    is_long=True,
+)
+# Also by a client whose driver is gone.
+END_MOVE: Call[requests.EndMove, None] = _call(
+    "EndMove", record(requests.EndMove), no_fields, is_logged=True, is_long=True
 )
 
 CALLS: Mapping[str, Call[Any, Any]] = {

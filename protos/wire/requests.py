@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import DenseSpec
 from ctr_ps.protos.store import (
     Acknowledged,
@@ -26,6 +27,7 @@ from ctr_ps.protos.store import (
     Version,
     WorkerProgress,
 )
+from ctr_ps.protos.store.moves import Cut, LogRecord, Moved, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Join:
     terms: Mapping[str, str]
     lease: Lease | None = None
     only_asks: bool = False
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Renew:
     member: Member
     is_last: bool = False
     acknowledged: Acknowledged | None = None
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class CreateDense:
 
     spec: DenseSpec
     values: Values | None = None
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,7 @@ class Post:
     exchange: str
     message: Message
     member: Member
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +143,13 @@ class Take:
     exchange: str
     member: Member
     received: int
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitVersion:
     at: Version
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +159,7 @@ class Barrier:
     step: Version
     number: int
     acknowledged: Acknowledged | None = None
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +172,7 @@ class AllReduce:
     number: int
     acknowledged: Acknowledged | None = None
     remember: bool = True
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +181,14 @@ class Advance:
     clock: int
     at_least: int
     after_barrier: int
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     member: Member
     step: Version
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +213,7 @@ class Snapshot:
     token: str
     base: str = ""
     member: Member
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +235,7 @@ class Load:
     only: Sequence[str] = ()
     member: Member
     number: int
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +244,7 @@ class Resume:
     progress: Mapping[int, WorkerProgress]
     batches: int
     member: Member
+    shard_map_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,3 +255,50 @@ class Shrink:
     dry_run: bool = False
     member: Member
     number: int
+    shard_map_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginMove:
+    token: str
+    shard_map: ShardMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeMoved:
+    token: str
+    number: int
+    max_bytes: int
+    with_counts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutMoved:
+    token: str
+    number: int
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldMove:
+    token: str
+    phase: Phase
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetJobState:
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareMove:
+    token: str
+    server: int
+    records: Sequence[LogRecord] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndMove:
+    token: str
+    is_committed: bool

@@ -331,6 +331,7 @@ class Coordinator:
                 next_step=self._steps.next_steps_without_waiting(),
                 since=dict(self._steps.since),
                 absent_from=dict(self._steps.absent_from),
+                in_steps=self._steps.in_steps,
                 progress=self.pushes.ledger.progress(),
                 applied=self.pushes.ledger.applied(),
                 examples=dict(self.pushes.examples),

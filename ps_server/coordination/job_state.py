@@ -89,6 +89,7 @@ class JobState:
     since: Mapping[int, Version]  # the step at which it last left a barrier
     # of one that has left or came to a barrier, the first step in which it takes no part
     absent_from: Mapping[int, Version]
+    in_steps: bool = False  # the last push was a part of a step
     progress: Mapping[int, WorkerProgress]
     applied: Mapping[int, AppliedPushes]  # pushes on arrival
     examples: Mapping[int, int]  # of applied pushes, as `staleness`

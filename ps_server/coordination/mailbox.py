@@ -72,6 +72,14 @@ class Mailbox:
             for (exchange, receiver), inbox in self._inboxes.items()
         ]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange has begun and not ended."""
+        return any(
+            inbox.messages or self.missing(exchange, receiver)
+            for (exchange, receiver), inbox in self._inboxes.items()
+        )
+
     def waiting(self) -> list[WaitingMessage]:
         """Returns the messages that are held, those of an inbox in its order."""
         return [

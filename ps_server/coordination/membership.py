@@ -51,6 +51,11 @@ class Membership:
         terms = members.terms | version_term()
         self._terms = {name: (value, "the server") for name, value in terms.items()}
 
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """The processes that have places, by worker."""
+        return self._incarnations
+
     def join(
         self,
         member: Member,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.limits import CHUNK_BYTES, MAX_CHUNKS
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import PushId
+from ctr_ps.protos.store import Member, PushId
 from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk
 
 WINDOW = 32
@@ -95,6 +95,11 @@ class PushAssembler:
             self.refuse(push_id, error)
             raise error
         return None
+
+    def num_seen(self, member: Member) -> int:
+        """Returns how many pushes have come, to the last that is not one chunk."""
+        inbox = self._inboxes.get(member.worker)
+        return inbox.newest + 1 if inbox and inbox.incarnation == member.incarnation else 0
 
     def is_complete(self, push_id: PushId) -> bool:
         """Whether all chunks of a push have come, and it is neither entered nor refused yet."""

@@ -173,6 +173,14 @@ class PushLedger:
         """Returns how many pushes of a process are applied, from the first on, without a gap."""
         return 0 if (pushes := self._pushes_of(member)) is None else pushes.next_sequence
 
+    def num_seen(self, member: Member) -> int:
+        """Returns how many pushes of a process have come, from the first to the last, applied or not."""
+        if (pushes := self._pushes_of(member)) is None:
+            return 0
+        return max(
+            pushes.next_sequence, *(1 + each for each in (*pushes.ahead, *pushes.applying, -1))
+        )
+
     def note_part(self, push_id: PushId) -> None:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)

@@ -26,6 +26,7 @@ from ctr_ps.protos.store import (
     Version,
     WorkerProgress,
 )
+from ctr_ps.protos.store.moves import Cut, SeenPushes
 from ctr_ps.ps_server.coordination.arrivals import Answer
 from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
 from ctr_ps.ps_server.coordination.membership import Membership
@@ -261,6 +262,56 @@ class PushIntake:
         at = self._steps.num_complete if at is None else at
         version = self._steps.version
         return Answered(version) if version >= at else self.at_version(at, lambda: self.version)
+
+    # A move of shards
+
+    def seen(self) -> Cut:
+        """Returns the steps that have begun, and the pushes on arrival that have come."""
+        with self._calls.lock:
+            seen = {
+                worker: SeenPushes(
+                    incarnation=member.incarnation,
+                    pushes=max(self.ledger.num_seen(member), self._assembler.num_seen(member)),
+                )
+                for worker, member in self._present().items()
+            }
+            return Cut(step=self._steps.num_begun, seen=seen)
+
+    def is_in(self, cut: Cut, push_id: PushId, step: Version | None) -> bool:
+        """Whether a push is before a cut."""
+        if step is not None:
+            return step < cut.step
+        seen = cut.seen.get(push_id.worker)
+        if seen is None or seen.incarnation != push_id.incarnation:
+            return False
+        return push_id.sequence < seen.pushes
+
+    def when_drained(self, cut: Cut) -> Future[Cut]:
+        """Answers with `cut` once all pushes before it are applied, and no other; others are to wait."""
+
+        def missing() -> list[int]:
+            """Returns workers of which some are not."""
+            if self._steps.in_steps and self._steps.version < cut.step:
+                return self._steps.behind(self._steps.version)
+            return [
+                worker
+                for worker, member in self._present().items()
+                if (seen := cut.seen.get(worker)) is not None
+                and seen.incarnation == member.incarnation
+                and self.ledger.num_applied(member) < seen.pushes
+            ]
+
+        def poll() -> Callable[[], Cut] | None:
+            is_applying = self._steps.num_begun > self._steps.version
+            return None if is_applying or missing() else (lambda: cut)
+
+        return self._calls.wait(
+            poll, lambda: f"pushes of {self._members.names(missing())} did not come in time"
+        )
+
+    def _present(self) -> dict[int, Member]:
+        incarnations = self._members.incarnations.items()
+        return {worker: Member(worker, incarnation) for worker, incarnation in incarnations}
 
     # State; all of this needs the lock
 

@@ -79,6 +79,8 @@ class StepAggregator:
         self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
         self._is_applying = False
         self._num_arriving = 0
+        # the last push was a part of a step: servers that have the same parts have the same version
+        self.in_steps = False
 
     def resume(self, version: Version, batches: int) -> None:
         """Resumes at the version of an earlier run; raises ProtocolError if this one has begun."""
@@ -123,6 +125,12 @@ class StepAggregator:
         self.batches = state.batches
         self._next_step, self.since = dict(state.next_step), dict(state.since)
         self.absent_from = dict(state.absent_from)
+        self.in_steps = state.in_steps
+
+    @property
+    def num_begun(self) -> Version:
+        """Steps of which a part has come, applied or not."""
+        return max([self.version, *(step + 1 for step in self._parts)])
 
     def has_part(self, worker: int, step: Version) -> bool:
         """Whether the worker's part of `step` has come already: of the steps since its last barrier."""
@@ -164,6 +172,7 @@ class StepAggregator:
     def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
         """Takes a worker's part of a step; raises as `check` does."""
         self.check(push_id.worker, step)
+        self.in_steps = True
         self._parts.setdefault(step, {})[push_id.worker] = gradients, push_id
         self._next_step[push_id.worker] = step + 1
         self._count_complete()
@@ -186,6 +195,7 @@ class StepAggregator:
         self._num_arriving -= 1
         self.version += batches
         self.batches += batches
+        self.in_steps = self.in_steps and not batches
         self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
         self.since = dict(self._next_step)

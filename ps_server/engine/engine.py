@@ -13,9 +13,9 @@ gRPC.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.gradients import Gradients
@@ -60,6 +60,7 @@ from ctr_ps.ps_server.engine.pulls import Pulls
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
+from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
 
 
@@ -94,6 +95,8 @@ class Engine:
             num_heter=settings.num_heter,
         )
         self.shard_map = ShardMap.of(settings.num_servers)
+        # a move is under way: what a segment that began now would need is in the one before
+        self.moves_shards = False
         # workers of a job, and its heter trainers
         self.members = Members(settings.num_workers, settings.num_heter)
         self.parameters = Parameters(
@@ -142,6 +145,20 @@ class Engine:
         )
         self.parameters.reset_subscribers()
 
+    def place(
+        self, shard_map: ShardMap, server_index: int, blocks: Mapping[str, DenseTable] | None = None
+    ) -> None:
+        """Is this server of a map from now on; see `Parameters.place`."""
+        # First: what is read of other parameters than the caller's map says is refused after it was read.
+        self.shard_map = shard_map
+        self.owner = replace(
+            self.owner, server_index=server_index, num_servers=shard_map.num_servers
+        )
+        if self.applier.before_step is not None:
+            # All servers have all parts of the last step: one that is repeated counts nowhere.
+            self.applier.before_step = replace(self.applier.before_step, rows={}, blocks={})
+        self.parameters.place(shard_map, server_index, blocks)
+
     def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
         """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
         # The job has it, and not a method of this: it would hold its engine, and the tables, in a circle.
@@ -155,7 +172,7 @@ class Engine:
         tables, blocks = self.parameters.declared()
         return EngineState(
             owner=self.owner,
-            epoch=self.shard_map.epoch,
+            shard_map=self.shard_map,
             jobs_before=self.jobs_before,
             job=self.job.state(),
             waiting=self.job.waiting(),
@@ -342,7 +359,7 @@ class Engine:
                     applied = self.job.applied()
                     taking.snapshot = self.parameters.take_snapshot(applied, base)
                     state = self.state() if self.keeps_log else None
-                if state is not None:
+                if state is not None and not self.moves_shards:
                     self.journal.begin_segment(token, state)
 
     def save_share(

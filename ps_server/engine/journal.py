@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from ctr_ps.protos.futures import Answered, Future
 from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import Member
@@ -40,7 +41,7 @@ class EngineState:
     """What an engine knows at one moment, besides its parameters."""
 
     owner: Owner
-    epoch: int  # of its shard map
+    shard_map: ShardMap
     jobs_before: int  # jobs that it had served
     job: JobState
     waiting: Sequence[Waiting]  # part of the job; waits for others, or is to be taken by them

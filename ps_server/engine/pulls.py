@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.errors import ProtocolError, WrongServerError
 from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
@@ -94,6 +94,10 @@ class Pulls:
         version = job.pushes.version
         for name, block in blocks.items():
             block.pull(into[name])
+            if self._parameters.block(name) is not block:
+                raise WrongServerError(
+                    f"this server has another piece of dense block {name!r} now: ask for the shard map"
+                )
         if (before := self._values_before(job, at)) is not None:
             for name, values in into.items():
                 before.restore_block(name, values)

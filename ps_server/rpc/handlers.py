@@ -40,10 +40,13 @@ from ctr_ps.protos.wire.calls import (
     Call,
 )
 from ctr_ps.ps_server.checkpoint.files.manifest import share_to_json
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.precompile import Kernels
 from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
 from ctr_ps.ps_server.rpc.journal import CompletedState
+from ctr_ps.ps_server.rpc.moves import Moves
+from ctr_ps.ps_server.rpc.recovery import replay_record
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +108,16 @@ def _sent_as_asked(
     return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
 
+_PLACED = (
+    requests.PullSparse,
+    requests.PullDense,
+    requests.PullChanged,
+    requests.PullState,
+    requests.PushGrad,
+    requests.PushState,
+)
+"""Requests that the client's shard map has routed here; they say its epoch."""
+
 _ARRIVALS = ("barrier", "all_reduce")  # at which a worker leaves the steps that follow
 _OF_RENDEZVOUS = (*_ARRIVALS, "advance", "take")
 
@@ -129,6 +142,7 @@ class Handlers:
         self._on_all_left = on_all_left
         self._logged: set[str] = set()
         self._completed = CompletedCalls()
+        self.moves = Moves(engine, completed=self.completed, take_over=self._take_over)
         self._handlers: dict[str, Callable[[Any], Any]] = {
             name: self._handler_of(name) for name in CALLS if name != PUSH_PULL.name
         }
@@ -160,6 +174,9 @@ class Handlers:
 
         `payload` are the bytes of the message that it came as; None: it did not come over the wire.
         """
+        epoch = getattr(argument, "shard_map_epoch", 0)
+        if epoch or isinstance(argument, _PLACED):
+            self._require_epoch(epoch)
         self._prepare(call, argument)
         if isinstance(argument, requests.Join):
             with self.engine.places:
@@ -210,6 +227,12 @@ class Handlers:
             self.engine.job.require_place(member)
         self._prepare(call, argument)
         self._carry_out(call, argument)
+
+    def _take_over(self, completed: CompletedState, records: Sequence[Record]) -> None:
+        self.restore_completed(completed)
+        with self.engine.recovering(lambda: None):
+            for record in records:
+                replay_record(record, self.engine, self.replay)
 
     def completed(self) -> CompletedState:
         """Returns the calls of this job that are not carried out again."""
@@ -262,12 +285,15 @@ class Handlers:
         handler: Callable[[Any], Any] | None = getattr(self, f"_{method}", None)
         if handler is not None:
             return handler
+        if hasattr(self.moves, method):
+            return self._of_moves(getattr(self.moves, method))
 
         def call_engine(argument: Any) -> Any:
             values = {field.name: getattr(argument, field.name) for field in fields(argument)}
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
             values.pop("acknowledged", None)
+            values.pop("shard_map_epoch", None)
             owner = self.engine.job.rendezvous if method in _OF_RENDEZVOUS else self.engine
             answer = getattr(owner, method)(**values)
             if method in _ARRIVALS:
@@ -275,6 +301,9 @@ class Handlers:
             return answer
 
         return call_engine
+
+    def _of_moves(self, method: Callable[..., Any]) -> Callable[[Any], Any]:
+        return lambda request: method() if request is None else method(request)
 
     def _join(self, request: requests.Join) -> Future[Joined]:
         member = request.member
@@ -299,7 +328,6 @@ class Handlers:
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
     def _pull_sparse(self, request: requests.PullSparse) -> Future[Pulled]:
-        self._require_epoch(request.shard_map_epoch)
         size = self._bytes_of_rows(request)
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
         _require_exact_steps(request, request.at)
@@ -322,7 +350,6 @@ class Handlers:
         return VALUE_BYTES * sum(map(self._piece_length, blocks))
 
     def _pull_state(self, request: requests.PullState) -> Future[StateChunk]:
-        self._require_epoch(request.shard_map_epoch)
         for stretch in request.stretches:
             length = self._piece_length(stretch.block)
             if not 0 <= stretch.start <= stretch.stop <= length:
@@ -331,7 +358,9 @@ class Handlers:
                     f"requested, but the block has {length} on this server"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
-        return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
+        found = self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
+        self._require_epoch(request.shard_map_epoch)  # again, as for dense blocks
+        return found
 
     def _values_of(self, request: requests.PullState) -> int:
         """Returns the float32 numbers of the answer; a key counts as two."""
@@ -342,11 +371,9 @@ class Handlers:
         return rows + sum(map(parameters.stretch_values, request.stretches))
 
     def _push_state(self, request: requests.PushState) -> Future[Version]:
-        self._require_epoch(request.shard_map_epoch)
         return self.engine.push_chunk(request.chunk, request.push_id)
 
     def _pull_changed(self, request: requests.PullChanged) -> Changed:
-        self._require_epoch(request.shard_map_epoch)
         dims = map(self._dim, request.tables)
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
         _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
@@ -372,15 +399,14 @@ class Handlers:
         return self._completed.once(caller, (incarnation, request.number), take, remembered=1)
 
     def _pull_dense(self, request: requests.PullDense) -> Future[PulledPieces]:
-        self._require_epoch(request.shard_map_epoch)
         blocks = sorted(set(request.blocks))
         _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
         _require_exact_steps(request, request.at)
         pulled = self.engine.pulls.pieces(self.engine.job, request.blocks, at=request.at)
+        self._require_epoch(request.shard_map_epoch)  # again: pieces may be of a new map since
         return _sent_as_asked(pulled, request)
 
     def _push_grad(self, request: requests.PushGrad) -> Future[Version]:
-        self._require_epoch(request.shard_map_epoch)
         _require_exact_steps(request.chunk, request.at)
         return self.engine.push_chunk(request.chunk, request.push_id, at=request.at)
 
@@ -450,7 +476,11 @@ class Handlers:
     def _get_status(self, _: None) -> ServerStatus:
         owner = self.engine.owner
         return ServerStatus(
-            self.engine.status(), owner.server_index, owner.num_servers, self.stream
+            self.engine.status(),
+            owner.server_index % 2**32,  # of one that waits to be added, too large
+            owner.num_servers,
+            self.stream,
+            self.engine.shard_map.epoch,
         )
 
     def _require_epoch(self, epoch: int) -> None:

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.errors import CheckpointError, LogError
 from ctr_ps.protos.futures import Future
+from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.store import Member, Shrunk, StateChunk
 from ctr_ps.protos.wire import calls, requests
@@ -64,6 +65,7 @@ class ServerState:
     job: JobState
     completed: CompletedState  # calls of this job that are not carried out again
     written_by: str  # version of the package that wrote the segment
+    shard_map: ShardMap | None = None  # None: the first one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,7 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
         job=state.job,
         completed=completed,
         written_by=own_version(),
+        shard_map=None if state.shard_map.epoch == FIRST_EPOCH else state.shard_map,
     )
     return [
         Record(STATE, STATE_JSON.dump_json(job)),
@@ -171,7 +174,7 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
             _record(calls.CREATE_DENSE, requests.CreateDense(spec=spec, values=given))
             for spec, given in state.blocks
         ),
-        *(_record_of_waiting(each, state.job, state.epoch) for each in state.waiting),
+        *(_record_of_waiting(each, state.job, state.shard_map.epoch) for each in state.waiting),
     ]
 
 

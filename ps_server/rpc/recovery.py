@@ -25,6 +25,7 @@ from ctr_ps.protos.errors import (
     SpecError,
     UsageError,
 )
+from ctr_ps.protos.placement import NO_SERVER, ONE_SERVER
 from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ctr_ps.ps_server.coordination.job_state import WaitingMessage
@@ -110,16 +111,19 @@ def recover(
     """
     progress = progress or Progress()
     segment, state, checkpoint = _begin_of(saved)
-    if state.owner != engine.owner:
+    if not _is_of(state, engine.owner):
         raise LogError(
             f"the update log {saved.folder.path} belongs to {state.owner}, but this process is "
             f"{engine.owner}: start it with its own log, list of servers and PADDLE_TRAINERS_NUM, or remove "
             "the folder if its job is no longer needed"
         )
     head = saved.head(segment)[1:]
+    if state.shard_map is not None or state.owner.server_index == NO_SERVER:
+        # It was moved to another place than it was started for, or is not added yet.
+        engine.place(state.shard_map or ONE_SERVER, state.owner.server_index)
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
-            _replay(record, engine, replay)
+            replay_record(record, engine, replay)
     start = time.monotonic()
     if checkpoint is not None:
         progress.text = f"recovering: loading {checkpoint.url}"
@@ -132,9 +136,9 @@ def recover(
     with engine.recovering(progress.step):  # nobody waits for an answer before the next call
         for record in head:
             if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
-                _replay(record, engine, replay)
+                replay_record(record, engine, replay)
         for record in saved.records_from(segment):
-            _replay(record, engine, replay)
+            replay_record(record, engine, replay)
             num_calls += 1
             num_bytes += len(record.payload)
             progress.text = f"recovering: {num_bytes / of_bytes:.0%} of the update log replayed"
@@ -155,6 +159,21 @@ def recover(
         num_calls / max(replayed.replay_s, 1e-6),
     )
     return replayed
+
+
+def _is_of(state: server_journal.ServerState, owner: journal.Owner) -> bool:
+    """Whether a process may go on as the server that has written a state.
+
+    The log of one that was added has its index, whether or not the list of servers names it by now.
+    """
+    of_job = (owner.num_workers, owner.num_heter) == (
+        state.owner.num_workers,
+        state.owner.num_heter,
+    )
+    indices = {state.owner.server_index, owner.server_index}
+    if state.shard_map is None and NO_SERVER not in indices:
+        return state.owner == owner
+    return of_job and (len(indices - {NO_SERVER}) <= 1)
 
 
 def _begin_of(
@@ -196,7 +215,7 @@ def _begin_of(
     )
 
 
-def _replay(record: Record, engine: Engine, replay: Replay) -> None:
+def replay_record(record: Record, engine: Engine, replay: Replay) -> None:
     """Carries out what a record says; what broke the contract at first is refused again.
 
     Raises LogError if a call fails that may have succeeded at first, as by storage that is away now.

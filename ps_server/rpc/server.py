@@ -17,7 +17,7 @@ from grpc_health.v1 import health
 from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryError
 from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
-from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.calls import CALLS, END_MOVE
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
 from ctr_ps.protos.wire.security.authorization import interceptors_of
@@ -52,6 +52,8 @@ LONG_REPLAY_S = 60.0
 """An update log that would take longer to carry out again is warned of."""
 
 ALL_LEFT = "all workers have left"
+DRAINED = "its shards have moved to other servers"
+DRAINED_S = 15.0  # in which clients that call it hear of the new map: each does within a renewal of its lease
 
 
 class Server:
@@ -90,6 +92,7 @@ class Server:
             interceptors=interceptors_of(self._credentials, guarded),
         )
         self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
+        self._handlers.moves.on_drained = self._on_drained
         self._backlog = backlog or Backlog()
         self._service = Service(
             self._handlers,
@@ -107,6 +110,7 @@ class Server:
         self._log: UpdateLog | None = None
         self._leases: asyncio.Task[None] | None = None
         self._is_job_over = False
+        self._is_drained = False  # all of its shards have moved to other servers
         self.replayed: Replayed | None = None
         self._long_replay_s = LONG_REPLAY_S
         self._service.add_to(self._server)
@@ -191,6 +195,7 @@ class Server:
                 restore_completed=handlers.restore_completed,
                 progress=progress,
             )
+            self._handlers.moves.recovered()
             self._log = UpdateLog.resume(saved, sync=sync)
             self._log.replay_s = self.replayed.replay_s
         else:
@@ -312,6 +317,15 @@ class Server:
         logger.info("%s, waiting for the next job", ALL_LEFT)
         self._engine.begin_job()
 
+    def _on_drained(self) -> None:
+        self._loop.call_soon_threadsafe(self._end_drained)
+
+    def _end_drained(self) -> None:
+        """Ends this server once its clients had time to hear of the new map; they no longer need its log."""
+        self._is_drained = self._is_job_over = True
+        logger.info("all shards have moved to other servers ends_in_s=%g", DRAINED_S)
+        self._loop.call_later(DRAINED_S, self.end, DRAINED)
+
     def _hear_of_failure(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
 
@@ -350,7 +364,10 @@ class Server:
             while True:
                 await asyncio.sleep(TICK_S)
                 self._warn_of_replay()
-                self._engine.pass_time(TICK_S)
+                if (end := self._handlers.moves.overdue(TICK_S)) is not None:
+                    await asyncio.to_thread(self._handlers.start, END_MOVE, end)
+                if not self._is_drained:
+                    self._engine.pass_time(TICK_S)
                 self._handlers.end_if_all_left()
         except Exception as error:  # as when the update log cannot be written
             self._end_by(memory_error_of(error) or error)

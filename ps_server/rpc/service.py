@@ -245,14 +245,24 @@ class Service:
         self.counts[call.name].touched(argument)
         if self.hot_keys is not None and isinstance(argument, PullSparse):
             self.hot_keys.pulled(argument.keys)
-        start = self._handlers.start
-        if self._handlers.work(call, argument) <= INLINE_VALUES:
-            answer = start(call, argument, payload)
-        else:
-            with self._backlog.holding(num_bytes):
-                await in_task()
-                answer = await asyncio.to_thread(start, call, argument, payload)
+        moves = self._handlers.moves
+        while (held := moves.enter(call, argument)) is not None:
+            await answering.settled(held)
+        try:
+            answer = await self._started(call, argument, payload, num_bytes)
+        finally:
+            moves.left(call)
         answered = await answering.settled(answer)
         if call.is_logged:
             await answering.settled(self.engine.journal.durable(), is_shared=True)
         return answered
+
+    async def _started(
+        self, call: Call[Q, T], argument: Q, payload: bytes | None, num_bytes: int
+    ) -> Future[T]:
+        start = self._handlers.start
+        if self._handlers.work(call, argument) <= INLINE_VALUES:
+            return start(call, argument, payload)
+        with self._backlog.holding(num_bytes):
+            await in_task()
+            return await asyncio.to_thread(start, call, argument, payload)

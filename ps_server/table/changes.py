@@ -14,6 +14,8 @@ except its source; taking the row clears one. Subscriber w has bit w % 64 of wor
 
     row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
 
+The bit after theirs is for a move of shards to another server, which takes changes likewise.
+
 Tombstones are keys whose row was removed since the last snapshot, and the passes that ended since:
 
     snapshot ---- removed keys, passes ----> snapshot, saved: starts empty
@@ -231,18 +233,27 @@ def _words_for(rows: int) -> int:
 
 
 class Subscribers:
-    """Change words of the rows of `shards`, at most `rows` of each, and where each subscriber resumes."""
+    """Change words of the rows of `shards`, at most `rows` of each, and where each subscriber resumes.
+
+    With subscribers, or for a move, there is a bit more, which is the move's.
+    """
 
     def __init__(
-        self, num_subscribers: int, *, shards: Sequence[int], num_shards: int, rows: int
+        self,
+        num_subscribers: int,
+        *,
+        shards: Sequence[int],
+        num_shards: int,
+        rows: int,
+        moves: bool = False,
     ) -> None:
-        num_words = -(-num_subscribers // WORD_BITS)
+        num_words = -(-(num_subscribers + 1) // WORD_BITS) if num_subscribers or moves else 0
         self.num_subscribers = num_subscribers
         self.row_bytes = 8 * num_words
         self._shards = shards
         self._next = [(0, 0)] * num_subscribers
         self._arena: Arena | None = None
-        if num_subscribers:
+        if num_words:
             self._arena = Arena(
                 np.uint64,
                 num_regions=num_shards,
@@ -270,6 +281,17 @@ class Subscribers:
         for shard in self._shards:
             first = shard * self.region_rows
             self.words[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
+
+    def mark_for_move(self, shard: int, num_rows: int) -> None:
+        """Marks the first rows of a shard as changed for the move; there must be words."""
+        word, bit = divmod(self.num_subscribers, WORD_BITS)
+        first = shard * self.region_rows
+        self.words[first : first + num_rows, word] |= np.uint64(1) << np.uint64(bit)
+
+    def place(self, shards: Sequence[int]) -> None:
+        """The table has other shards now."""
+        self._shards = shards
+        self._next = [(0, 0)] * self.num_subscribers
 
     def release(self, shard: int, start: int, stop: int) -> None:
         """Zeroes the words of some rows, and releases their memory where possible."""

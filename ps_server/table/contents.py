@@ -1,8 +1,10 @@
 """Contents of tables and dense blocks as plain arrays, for checkpoints: shards, pieces, and their sources."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
@@ -13,12 +15,20 @@ ContentT = TypeVar("ContentT")
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All rows of one shard."""
+    """Rows of a table; of a whole shard where no other is said."""
 
     keys: Keys  # uint64[N], ascending
     weights: Values  # float32[N, D]
     state: Values  # float32[N, K], optimizer state
     statistics: Values  # float32[N, S]; copied bit by bit, as not all are floats
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Returns the rows of all parts, at least one, which have the same widths."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [field.name for field in fields(Rows)]
+    return Rows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

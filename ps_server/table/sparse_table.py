@@ -9,7 +9,7 @@ cost more than the work.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from ctr_ps.protos.errors import CheckpointError, GradientError, ProtocolError, SpecError
 from ctr_ps.protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
 from ctr_ps.protos.keys import Keys, require_unique
-from ctr_ps.protos.placement import ONE_SERVER, ShardMap, shard_of
+from ctr_ps.protos.placement import ANY_SERVER, ONE_SERVER, ShardMap, shard_of
 from ctr_ps.protos.runtime.jit import read_only
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import Missing, Shrunk, TableStatus
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
 from ctr_ps.ps_server.table.changes import NOBODY
-from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.contents import Rows, joined_rows
 from ctr_ps.ps_server.table.feature_life.candidates import (
     Candidates,
     EstimatedCandidates,
@@ -32,6 +32,7 @@ from ctr_ps.ps_server.table.feature_life.candidates import (
     candidates_of,
 )
 from ctr_ps.ps_server.table.feature_life.removal import (
+    drop_all,
     evict_rows,
     expiry_rule,
     max_rows_of_shard,
@@ -97,6 +98,7 @@ class SparseTable:
             region_bytes=self._region_bytes,
         )
         self._regions.limit_rows(self._max_rows)
+        self._move_at = 0  # of the shards that move: where `take_moved` resumes
         self._expired = np.zeros(spec.num_shards, np.int64)
         self._evicted = np.zeros(spec.num_shards, np.int64)
 
@@ -277,7 +279,10 @@ class SparseTable:
         Raises CheckpointError, without a change, if rows have other widths than this table's.
         """
         self._require_widths(rows, self.spec.dim, self.state_width, {0, STATISTICS_WIDTH})
-        counts = self._count_by_shard(rows.keys)
+        self._write(rows, draw, self._server_index)
+
+    def _write(self, rows: Rows, draw: int, server: int) -> None:
+        counts = self._count_by_shard(rows.keys, server)
         with self._locked(range(self.spec.num_shards)):
             for shard in np.flatnonzero(counts).tolist():
                 self._regions.expect_rows(shard, int(counts[shard]))
@@ -292,6 +297,7 @@ class SparseTable:
             lambda start: write_rows(
                 self._arrays, keys, weights, state, statistics, np.uint64(draw), start
             ),
+            server,
         )
 
     def _require_widths(
@@ -320,12 +326,15 @@ class SparseTable:
         Raises SpecError if the table does not count candidates exactly, and CheckpointError, without a
         change, if they have other widths than candidates.
         """
+        self._require_widths(rows, 0, 0, {STATISTICS_WIDTH})
+        self._write_candidates(rows, self._server_index)
+
+    def _write_candidates(self, rows: Rows, server: int) -> None:
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
             raise SpecError(f"table {self.spec.name!r} has no exact counts of keys without a row")
-        self._require_widths(rows, 0, 0, {STATISTICS_WIDTH})
         keys, statistics = read_only(rows.keys), read_only(rows.statistics)
-        self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
+        self._with_room(keys, lambda start: candidates.write(keys, statistics, start), server)
 
     def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
         """Overwrites the Bloom filter's counters of a shard, as from a checkpoint with the same admission.
@@ -369,14 +378,17 @@ class SparseTable:
         num_rows = self._num_rows.copy()  # rows inserted later wait for the next call
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
-        count = 0
+        count, found = 0, np.empty(size, np.int64)
         for shard, start, stop in self._regions.subscribers.stretches(subscriber, num_rows):
             if count == size:
                 break
             with self._locks[shard]:
                 taken, row = take_changed_rows(
-                    self._arrays, shard, start, stop, subscriber, keys[count:], weights[count:]
+                    self._arrays, shard, start, stop, subscriber, found[count:]
                 )
+                new, rows = slice(count, count + taken), found[count : count + taken]
+                keys[new] = self._arrays.keys[rows, 0]
+                weights[new] = self._regions.layout.weights_in(self._arrays.slab[rows])
             count += taken
             self._regions.subscribers.stop_at(subscriber, shard, row)
         return keys[:count], weights[:count]
@@ -394,6 +406,8 @@ class SparseTable:
         for shard in self.shards:
             with self._locks[shard]:
                 shrunk = shrink_shard(self._regions, shard, self.spec.dim, rule)
+                if not dry_run:
+                    self._regions.mark_for_move(shard)  # all of them have aged
                 self._expired[shard] += 0 if dry_run else shrunk.rows
                 if self._candidates is not None:
                     removed += Shrunk(candidates=self._candidates.shrink(shard, rule))
@@ -405,15 +419,95 @@ class SparseTable:
     def export_shard(self, shard: int) -> Rows:
         """Returns a copy of one shard's rows, ascending by key."""
         with self._locks[shard]:
-            rows = self._regions.rows_of(shard)
-            order = np.argsort(self._arrays.keys[rows, 0])
-            slab, layout = self._arrays.slab[rows][order], self._regions.layout
-            return Rows(
-                keys=self._arrays.keys[rows, 0][order],
-                weights=layout.weights_in(slab),
-                state=slab[:, layout.state],
-                statistics=slab[:, layout.statistics],
-            )
+            return self._regions.sorted_rows(shard)
+
+    # Moves of shards to another server, which puts what this one lets it take
+
+    def begin_move(self, shards: Sequence[int]) -> None:
+        """Has `take_moved` return all rows of `shards`, once, and then what changes of them."""
+        with self._locked(range(self.spec.num_shards)):
+            self._regions.begin_move(shards)
+            self._move_at = 0
+
+    def take_moved(self, max_rows: int) -> tuple[Rows, Keys]:
+        """Returns rows that are new to the move, up to `max_rows`, and keys whose rows were removed before.
+
+        Each call resumes where the last one stopped; fewer rows mean that no more had changed.
+        """
+        regions, moving = self._regions, [*self._regions.moving]
+        found = np.empty(max_rows, np.int64)
+        parts, removed, room = [regions.rows_at(found[:0])], [np.empty(0, np.uint64)], max_rows
+        for number in range(len(moving)):
+            shard = moving[(self._move_at + number) % len(moving)]
+            with self._locks[shard]:
+                gone, regions.moving[shard] = regions.moving[shard], []
+                stop, bit = int(self._num_rows[shard]), regions.subscribers.num_subscribers
+                count, _ = take_changed_rows(self._arrays, shard, 0, stop, bit, found[:room])
+                parts.append(regions.rows_at(found[:count]))
+            removed += gone
+            room -= count
+            if not room:
+                self._move_at += number  # it may have more
+                break
+        return joined_rows(parts), np.concatenate(removed)
+
+    def put_moved(self, rows: Rows, removed: Keys, *, candidates: bool = False) -> None:
+        """Writes rows, or candidates, of shards that this server does not have yet; first removes some.
+
+        Raises ProtocolError or CheckpointError, without a change, if they are of others or have other widths.
+        """
+        widths = {STATISTICS_WIDTH if candidates else self._regions.layout.statistics_width}
+        dim, state_width = (0, 0) if candidates else (self.spec.dim, self.state_width)
+        self._require_widths(rows, dim, state_width, widths)
+        for keys in (rows.keys, removed):
+            counts = self._count_by_shard(keys, ANY_SERVER)
+            if counts[self.shards].any():
+                raise ProtocolError(
+                    f"rows of table {self.spec.name!r} were moved to a server that has their shard already"
+                )
+        for shard in np.flatnonzero(self._count_by_shard(removed, ANY_SERVER)).tolist():
+            with self._locks[shard]:
+                keys = self._arrays.keys[self._regions.rows_of(shard), 0]
+                self._regions.remove_rows(shard, np.isin(keys, removed).astype(np.uint8))
+        if candidates:
+            self._write_candidates(rows, ANY_SERVER)
+        else:
+            self._write(rows, 0, ANY_SERVER)
+
+    def candidates_of_shard(self, shard: int) -> Rows | None:
+        """Returns a copy of a shard's candidates, ascending by key; None: they are not counted exactly."""
+        if not isinstance(self._candidates, ExactCandidates):
+            return None
+        with self._locks[shard]:
+            return self._candidates.regions.sorted_rows(shard)
+
+    def counters_of_shard(self, shard: int) -> NDArray[np.uint8] | None:
+        """Returns a copy of a shard's counters; None: candidates are not counted by a filter."""
+        if not isinstance(self._candidates, EstimatedCandidates):
+            return None
+        with self._locks[shard]:
+            return self._candidates.filter.to_bytes(shard)
+
+    def rows_of_shards(self) -> NDArray[np.int64]:
+        """Returns the rows of each of `shards`, int64[N]."""
+        return self._num_rows[self.shards]
+
+    def place(self, shard_map: ShardMap, server_index: int) -> None:
+        """Has the shards of a server in a map from now on; their rows are here. Ends a move."""
+        with self._locked(range(self.spec.num_shards)):
+            self._shard_map, self._server_index = shard_map, server_index
+            self.shards = shard_map.shards_of(server_index, self.spec.num_shards)
+            self._regions.place(self.shards)
+            if self._candidates is not None:
+                self._candidates.place(self.shards)
+
+    def drop_others(self) -> None:
+        """Removes the rows and candidates of shards that the table does not have."""
+        for shard in set(range(self.spec.num_shards)).difference(self.shards):
+            with self._locks[shard]:
+                drop_all(self._regions, shard)
+                if self._candidates is not None:
+                    self._candidates.drop(shard)
 
     def prepare_snapshot(self) -> None:
         """Allocates memory for `begin_snapshot` without locking the table; optional."""
@@ -476,11 +570,13 @@ class SparseTable:
     def _num_rows(self) -> NDArray[np.int64]:
         return self._regions.num_rows
 
-    def _with_room(self, keys: Keys, kernel: Callable[[int], int]) -> None:
+    def _with_room(
+        self, keys: Keys, kernel: Callable[[int], int], server: int | None = None
+    ) -> None:
         """Runs a kernel until it has done all keys; makes room when it stops at a key of a full shard."""
         position = 0
         while True:
-            with self._locked_for(keys):
+            with self._locked_for(keys, server):
                 position = kernel(position)
             if position == keys.size:
                 return
@@ -492,13 +588,21 @@ class SparseTable:
                     self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
                 self._regions.grow(shard)
 
-    def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
-        return self._shard_map.count_by_shard(
-            read_only(keys), self.spec.num_shards, self._server_index
-        )
+    def _count_by_shard(self, keys: Keys, server: int | None = None) -> NDArray[np.int64]:
+        """As `ShardMap.count_by_shard`, of this server if no other is given."""
+        server = self._server_index if server is None else server
+        return self._shard_map.count_by_shard(read_only(keys), self.spec.num_shards, server)
 
-    def _locked_for(self, keys: Keys) -> AbstractContextManager[None]:
-        return self._locked(np.flatnonzero(self._count_by_shard(keys)).tolist())
+    @contextmanager
+    def _locked_for(self, keys: Keys, server: int | None = None) -> Iterator[None]:
+        while True:
+            shard_map = self._shard_map
+            with self._locked(np.flatnonzero(self._count_by_shard(keys, server)).tolist()):
+                if (
+                    self._shard_map is shard_map
+                ):  # else shards may have moved away before they were locked
+                    yield
+                    return
 
     @contextmanager
     def _locked(self, shards: Sequence[int]) -> Iterator[None]:

@@ -10,14 +10,16 @@ must not reach the others.
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Self, TypeVar
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from ctr_ps.protos.chunking import PushChunk, require_piece_fits, require_values
-from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.errors import ProtocolError, WrongServerError
 from ctr_ps.protos.futures import (
     Answer,
+    Answered,
     Combined,
     Future,
     Shared,
@@ -28,7 +30,6 @@ from ctr_ps.protos.futures import (
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.limits import CHUNK_BYTES, MAX_NUMBERS_BYTES
-from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import (
     Changed,
@@ -61,7 +62,9 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
 from ctr_ps.ps_worker.cluster import state_transfer
 from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker, join_servers
+from ctr_ps.ps_worker.cluster.placement import Placement, shard_map_of
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing
+from ctr_ps.ps_worker.cluster.sent import Sent, gradients_of, state_of
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 Q = TypeVar("Q")
@@ -77,9 +80,7 @@ class ClusterClient:
     def __init__(self, transport: Transport, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Uses `transport`, and closes it in the end; no message has much over `chunk_bytes`."""
         self._transport = transport
-        self._shard_map = ShardMap.of(len(transport.endpoints))
-        self._servers = self._shard_map.servers
-        self._routing = Routing(self._shard_map, chunk_bytes)
+        self._placement = Placement(transport, chunk_bytes=chunk_bytes)
         self._workers: dict[int, JoinedWorker] = {}  # those that it calls for: usually one
         self._num_changes = itertools.count(1)
         self._num_loads = itertools.count(1)
@@ -95,8 +96,31 @@ class ClusterClient:
         """Ends the connections; calls that are on their way fail."""
         self._transport.close()
 
+    @property
+    def _routing(self) -> Routing:
+        return self._placement.routing
+
     def _call_all(self, call: Call[Q, A], argument: Q) -> list[Answer[A]]:
         return call_all(self._transport, call, argument)
+
+    def _of_newest(self, call: Call[None, A]) -> list[A]:
+        """Returns the answers of all servers of the newest map to a call that says none."""
+        while True:
+            routing = self._routing
+            answers = results(self._call_all(call, None))
+            if shard_map_of(self._transport).epoch == routing.shard_map.epoch:
+                return answers
+            self._placement.newer(routing, WrongServerError("the shard map has changed"))
+
+    def _of_all(self, call: Call[Any, A], request: Any) -> list[A]:
+        """Returns the answers of all servers to a call that says their map."""
+
+        def start(routing: Routing) -> Future[list[A]]:
+            placed = replace(request, shard_map_epoch=routing.shard_map.epoch)
+            pending = call_all(self._transport, call, placed)
+            return Combined(lambda: results_of_all_ended(pending))
+
+        return self._placement.placed(start).result()
 
     # Joining and declaring
 
@@ -110,14 +134,17 @@ class ClusterClient:
     ) -> Future[Joined]:
         """See `protos.store.Store`; once it has joined, this client calls for this worker, too."""
         member = Member(worker, incarnation)
-        joining = join_servers(
-            self._transport, requests.Join(member=member, terms=terms, lease=lease)
+        request = requests.Join(member=member, terms=terms, lease=lease)
+        joining = self._placement.placed(
+            lambda routing: join_servers(
+                self._transport, replace(request, shard_map_epoch=routing.shard_map.epoch)
+            )
         )
 
         def combine() -> Joined:
             joined = joining.result()
             # Not before: one that is refused takes nobody's place here.
-            new = JoinedWorker(self._transport, member, lease, joined.restart)
+            new = JoinedWorker(self._transport, self._placement, member, lease, joined.restart)
             own = self._workers.setdefault(worker, new)
             own.member, own.lease = member, lease
             self._transport.servers_recover = joined.has_update_log
@@ -151,16 +178,23 @@ class ClusterClient:
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """See `protos.store.Store`; a server's piece must fit a message."""
-        require_piece_fits(spec, self._shard_map.num_servers)
         require_values(spec, values, spec.length)
-        started = []
-        for server in self._servers:
-            piece = self._shard_map.piece_of(server, spec.length)
-            request = requests.CreateDense(
-                spec=spec, values=None if values is None else values[piece]
-            )
-            started.append(self._transport.call(server, calls.CREATE_DENSE, request))
-        results(started)
+
+        def start(routing: Routing) -> Future[list[None]]:
+            shard_map = routing.shard_map
+            require_piece_fits(spec, shard_map.num_servers)
+            started = []
+            for server in shard_map.servers:
+                piece = shard_map.piece_of(server, spec.length)
+                request = requests.CreateDense(
+                    spec=spec,
+                    values=None if values is None else values[piece],
+                    shard_map_epoch=shard_map.epoch,
+                )
+                started.append(self._transport.call(server, calls.CREATE_DENSE, request))
+            return Combined(lambda: results(started))
+
+        self._placement.placed(start).result()
         self._routing.blocks[spec.name] = spec
 
     # Moving data
@@ -174,9 +208,16 @@ class ClusterClient:
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
+        return self._placement.placed(
+            lambda routing: self._pull_sparse(routing, keys, missing=missing, at=at)
+        )
+
+    def _pull_sparse(
+        self, routing: Routing, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None
+    ) -> Future[Pulled]:
         parts = [
             (server, positions)
-            for server, parts in enumerate(self._routing.split_pull(keys))
+            for server, parts in routing.split_pull(keys).items()
             for positions in parts
             # Waiting for a version means waiting until each server has it.
             if at is not None or any(where.size for where in positions.values())
@@ -185,18 +226,20 @@ class ClusterClient:
             (
                 positions,
                 self._transport.call(
-                    server, calls.PULL_SPARSE, self._pull_request(keys, positions, missing, at)
+                    server,
+                    calls.PULL_SPARSE,
+                    self._pull_request(routing, keys, positions, missing, at),
                 ),
             )
             for server, positions in parts
         ]
 
         def combine() -> Pulled:
-            out, versions = self._routing.empty_rows(keys), []
+            out, versions = routing.empty_rows(keys), []
             first_error_of([answer for _, answer in pending])
             for positions, answer in pending:
                 pulled = answer.result()
-                self._routing.write_rows(pulled.rows, positions, out)
+                routing.write_rows(pulled.rows, positions, out)
                 versions.append(pulled.version)
             return Pulled(out, min(versions))
 
@@ -204,6 +247,7 @@ class ClusterClient:
 
     def _pull_request(
         self,
+        routing: Routing,
         keys: Mapping[str, Keys],
         positions: Mapping[str, Positions],
         missing: Missing,
@@ -213,7 +257,7 @@ class ClusterClient:
             keys={table: keys[table].take(where) for table, where in positions.items()},
             missing=missing,
             at=at,
-            shard_map_epoch=self._shard_map.epoch,
+            shard_map_epoch=routing.shard_map.epoch,
             bfloat16=self._bfloat16,
         )
 
@@ -221,14 +265,19 @@ class ClusterClient:
         self, into: Mapping[str, Values], *, at: Version | None = None
     ) -> Future[Version]:
         self._routing.require_lengths(into)
+        return self._placement.placed(lambda routing: self._pull_dense(routing, into, at))
+
+    def _pull_dense(
+        self, routing: Routing, into: Mapping[str, Values], at: Version | None
+    ) -> Future[Version]:
         pending = [
             (
                 server,
                 self._transport.call(
-                    server, calls.PULL_DENSE, self._pull_dense_request(blocks, at)
+                    server, calls.PULL_DENSE, self._pull_dense_request(routing, blocks, at)
                 ),
             )
-            for server, parts in enumerate(self._routing.split_pieces(into))
+            for server, parts in routing.split_pieces(into).items()
             for blocks in parts
         ]
 
@@ -237,17 +286,19 @@ class ClusterClient:
             first_error_of([call for _, call in pending])
             for server, call in pending:
                 pulled = call.result()
-                self._routing.write_pieces(pulled.pieces, server, into)
+                routing.write_pieces(pulled.pieces, server, into)
                 versions.append(pulled.version)
             return min(versions)
 
         return Combined(combine)
 
-    def _pull_dense_request(self, blocks: Sequence[str], at: Version | None) -> requests.PullDense:
+    def _pull_dense_request(
+        self, routing: Routing, blocks: Sequence[str], at: Version | None
+    ) -> requests.PullDense:
         return requests.PullDense(
             blocks=blocks,
             at=at,
-            shard_map_epoch=self._shard_map.epoch,
+            shard_map_epoch=routing.shard_map.epoch,
             bfloat16=self._bfloat16,
         )
 
@@ -255,32 +306,51 @@ class ClusterClient:
         fitting = self._routing.changed_rows_in_message(tables)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
-        request = requests.PullChanged(
-            tables=tables,
-            member=self._member(worker),
-            max_rows=min(max_rows, fitting),
-            shard_map_epoch=self._shard_map.epoch,
-            number=next(self._num_changes),
-        )
-        pending = self._call_all(calls.PULL_CHANGED, request)
-        return Combined(lambda: self._routing.join_changed(tables, results(pending)))
+        member, number = self._member(worker), next(self._num_changes)
+
+        def start(routing: Routing) -> Future[Changed]:
+            request = requests.PullChanged(
+                tables=tables,
+                member=member,
+                max_rows=min(max_rows, fitting),
+                shard_map_epoch=routing.shard_map.epoch,
+                number=number,
+            )
+            pending = self._call_all(calls.PULL_CHANGED, request)
+            return Combined(lambda: routing.join_changed(tables, results(pending)))
+
+        return self._placement.placed(start)
 
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
-        pending = [
-            self._transport.call(server, calls.PUSH_GRAD, self._push_request(chunk, push_id, at))
-            for server, chunks in enumerate(
-                self._routing.split_push(gradients, bfloat16=self._bfloat16)
+        sent = Sent(gradients, gradients_of)
+
+        def start(routing: Routing) -> Future[Version]:
+            pending = sent.started(
+                routing,
+                {
+                    server: [
+                        self._transport.call(
+                            server,
+                            calls.PUSH_GRAD,
+                            self._push_request(routing, chunk, push_id, at),
+                        )
+                        for chunk in chunks
+                    ]
+                    for server, chunks in routing.split_push(
+                        sent.whole(), bfloat16=self._bfloat16
+                    ).items()
+                },
             )
-            for chunk in chunks
-        ]
-        return Combined(lambda: min(self._acknowledged(pending, push_id, at)))
+            return Combined(lambda: min(self._acknowledged(pending, push_id, at)))
+
+        return self._placement.placed(start)
 
     def _push_request(
-        self, chunk: PushChunk, push_id: PushId, at: Version | None
+        self, routing: Routing, chunk: PushChunk, push_id: PushId, at: Version | None
     ) -> requests.PushGrad:
-        epoch = self._shard_map.epoch
+        epoch = routing.shard_map.epoch
         return requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
 
     def push_pull(
@@ -293,66 +363,96 @@ class ClusterClient:
         at: Version | None = None,
     ) -> tuple[Future[Pulled], Future[Version]]:
         """See `protos.store.Store`; in a call each where a message has no room for all."""
-        self._routing.require_lengths(into)
-        pulls = self._routing.split_pull(keys)
-        pushes = self._routing.split_push(gradients, bfloat16=self._bfloat16)
-        pieces = self._routing.split_pieces(into)
-        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of) or any(
-            self._routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
-            for server, (positions,) in enumerate(pulls)
+        routing = self._routing
+        routing.require_lengths(into)
+        pulls = routing.split_pull(keys)
+        pushes = routing.split_push(gradients, bfloat16=self._bfloat16)
+        pieces = routing.split_pieces(into)
+        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of.values()) or any(
+            routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
+            for server, (positions,) in pulls.items()
         ):
             return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
         then = None if at is None else at + 1
-        pending = [
-            self._transport.call(
+        pending = {
+            server: self._transport.call(
                 server,
                 calls.PUSH_PULL,
                 requests.PushPull(
-                    push=self._push_request(pushes[server][0], push_id, at),
-                    sparse=self._pull_request(keys, pulls[server][0], Missing.INITIAL, then),
-                    dense=self._pull_dense_request(pieces[server][0], then),
+                    push=self._push_request(routing, pushes[server][0], push_id, at),
+                    sparse=self._pull_request(
+                        routing, keys, pulls[server][0], Missing.INITIAL, then
+                    ),
+                    dense=self._pull_dense_request(routing, pieces[server][0], then),
                 ),
             )
-            for server in self._servers
-        ]
-        answers = Shared(lambda: self._acknowledged(pending, push_id, at))
+            for server in routing.shard_map.servers
+        }
+
+        def combine() -> tuple[Future[Pulled], Future[Version]]:
+            try:
+                answers = self._acknowledged([*pending.values()], push_id, at)
+            except WrongServerError as error:
+                self._placement.newer(routing, error)
+                parts = {server: [each.sent().push] for server, each in pending.items()}
+                whole = gradients_of(routing, parts)
+                return self.push_pull(whole, push_id, keys=keys, into=into, at=at)
+            out, versions = routing.empty_rows(keys), []
+            for (server, (positions,)), answer in zip(pulls.items(), answers, strict=True):
+                routing.write_rows(answer.sparse.rows, positions, out)
+                versions.append(answer.sparse.version)
+                routing.write_pieces(answer.dense.pieces, server, into)
+            return (
+                Answered(Pulled(out, min(versions))),
+                Answered(min(answer.dense.version for answer in answers)),
+            )
+
+        both = Shared(combine)
 
         def rows() -> Pulled:
-            out = self._routing.empty_rows(keys)
-            for (positions,), answer in zip(pulls, answers.result(), strict=True):
-                self._routing.write_rows(answer.sparse.rows, positions, out)
-            return Pulled(out, min(answer.sparse.version for answer in answers.result()))
+            return both.result()[0].result()
 
         def read() -> Version:
-            for server, answer in enumerate(answers.result()):
-                self._routing.write_pieces(answer.dense.pieces, server, into)
-            return min(answer.dense.version for answer in answers.result())
+            return both.result()[1].result()
 
         return Combined(rows), Combined(read)
 
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
-        parts = state_transfer.parts_of_pull(self._routing, keys, blocks)
-        pending = [
-            self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts
-        ]
-        return Combined(
-            lambda: state_transfer.joined(
-                self._routing, keys, list(zip(parts, results(pending), strict=True))
+        def start(routing: Routing) -> Future[ModelState]:
+            parts = state_transfer.parts_of_pull(routing, keys, blocks)
+            pending = [
+                self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts
+            ]
+            return Combined(
+                lambda: state_transfer.joined(
+                    routing, keys, list(zip(parts, results(pending), strict=True))
+                )
             )
-        )
+
+        return self._placement.placed(start)
 
     def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
-        epoch = self._shard_map.epoch
-        pending = [
-            self._transport.call(
-                server,
-                calls.PUSH_STATE,
-                requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch),
+        sent = Sent(state, state_of)
+
+        def start(routing: Routing) -> Future[Version]:
+            epoch = routing.shard_map.epoch
+            pending = sent.started(
+                routing,
+                {
+                    server: [
+                        self._transport.call(
+                            server,
+                            calls.PUSH_STATE,
+                            requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch),
+                        )
+                        for chunk in chunks
+                    ]
+                    for server, chunks in state_transfer.split_push(routing, sent.whole()).items()
+                },
             )
-            for server, chunks in enumerate(state_transfer.split_push(self._routing, state))
-            for chunk in chunks
-        ]
-        return Combined(lambda: min(self._acknowledged(pending, push_id, None)))
+            return Combined(lambda: min(self._acknowledged(pending, push_id, None)))
+
+        return self._placement.placed(start)
 
     def _acknowledged(
         self, pending: Sequence[Answer[A]], push_id: PushId, at: Version | None
@@ -365,8 +465,7 @@ class ClusterClient:
     # Steps, barriers and messages
 
     def wait_version(self, at: Version) -> Future[Version]:
-        pending = self._call_all(calls.WAIT_VERSION, requests.WaitVersion(at=at))
-        return Combined(lambda: min(results(pending)))
+        return Combined(lambda: min(self._of_all(calls.WAIT_VERSION, requests.WaitVersion(at=at))))
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         return self._joined(worker).barrier(name, step=step)
@@ -396,16 +495,22 @@ class ClusterClient:
             raise ProtocolError(
                 f"a message has {size} bytes, more than the {MAX_NUMBERS_BYTES} that fit: split it"
             )
-        server = self._shard_map.server_of_receiver(message.receiver)
-        return self._transport.call(
-            server,
-            calls.POST,
-            requests.Post(exchange=exchange, message=message, member=self._member(message.sender)),
+        post = requests.Post(
+            exchange=exchange, message=message, member=self._member(message.sender)
         )
+        return self._to_mailbox(message.receiver, calls.POST, post)
+
+    def _to_mailbox(self, worker: int, call: Call[Any, A], request: Any) -> Future[A]:
+        def start(routing: Routing) -> Future[A]:
+            shard_map = routing.shard_map
+            placed = replace(request, shard_map_epoch=shard_map.epoch)
+            return self._transport.call(shard_map.server_of_receiver(worker), call, placed)
+
+        return self._placement.placed(start)
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         request = requests.Take(exchange=exchange, member=self._member(worker), received=received)
-        return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
+        return self._to_mailbox(worker, calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
         self._joined(worker).leave(step=step)
@@ -430,7 +535,7 @@ class ClusterClient:
             member = self._member()
             base_token = "" if base is None else base.token
             snapshot = requests.Snapshot(token=token, base=base_token, member=member)
-            results(self._call_all(calls.SNAPSHOT, snapshot))
+            self._of_all(calls.SNAPSHOT, snapshot)
             if request.on_snapshot is not None:
                 request.on_snapshot()
             save = requests.Save(
@@ -464,7 +569,7 @@ class ClusterClient:
             member=self._member(),
             number=next(self._num_loads),
         )
-        results_of_all_ended(self._call_all(calls.LOAD, request))
+        self._of_all(calls.LOAD, request)
 
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
@@ -472,7 +577,7 @@ class ClusterClient:
         request = requests.Resume(
             version=version, progress=progress, batches=batches, member=self._member()
         )
-        results(self._call_all(calls.RESUME, request))
+        self._of_all(calls.RESUME, request)
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
@@ -484,10 +589,10 @@ class ClusterClient:
             member=own.member,
             number=0 if dry_run else own.next_number(),
         )
-        return sum_by_name(results(self._call_all(calls.SHRINK, request)))
+        return sum_by_name(self._of_all(calls.SHRINK, request))
 
     def digest(self) -> str:
-        parts = results(self._call_all(calls.GET_DIGEST, None))
+        parts = self._of_newest(calls.GET_DIGEST)
         shards = {shard: digest for part in parts for shard, digest in part.items()}
         vectors = {
             name: np.empty(spec.length, np.float32) for name, spec in self._routing.blocks.items()
@@ -502,5 +607,4 @@ class ClusterClient:
         return self._transport.retries
 
     def status(self) -> StoreStatus:
-        parts = results(self._call_all(calls.GET_STATUS, None))
-        return merge_status([part.store for part in parts])
+        return merge_status([part.store for part in self._of_newest(calls.GET_STATUS)])

@@ -13,6 +13,7 @@ from ctr_ps.protos.errors import (
     TransportError,
     UsageError,
 )
+from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import GET_STATUS
@@ -21,6 +22,7 @@ from ctr_ps.protos.wire.security.credentials import TLS_CA
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.joined_worker import ABORT_S, abort_on_each
+from ctr_ps.ps_worker.cluster.placement import settle, shard_map_of
 from ctr_ps.ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -87,20 +89,24 @@ def wait_for_servers(
         ProtocolError: If a server is not the one that its place in the list says.
     """
     next_log = start = clock()
-    missing: Sequence[int] = range(len(transport.endpoints))
+    missing: Sequence[int] = transport.shard_map.servers
     look_s = FIRST_LOOK_S
     progress: dict[int, int] = {}
     while True:
         looked = clock()
         left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
         failures = _look(transport, missing, min(look_s, left_s))
+        if 0 not in failures and _is_newer(transport):
+            missing = transport.shard_map.servers
+            continue
         if not failures:
             return
         missing, look_s = sorted(failures), LOOK_S
         for server, failure in failures.items():
             if isinstance(failure, RecoveringError) and failure.progress > progress.get(server, -1):
                 progress[server], start = failure.progress, looked
-        names = [transport.endpoints[server] for server in missing]
+        shard_map = transport.shard_map
+        names = [shard_map.endpoint_of(server) for server in missing]
         if clock() >= start + limit_s:
             raise TransportError(
                 f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they running, and is "
@@ -111,7 +117,7 @@ def wait_for_servers(
             logger.info(
                 "waiting for servers missing=%s of=%d: %s",
                 ",".join(names),
-                len(transport.endpoints),
+                shard_map.num_servers,
                 _why(transport, missing[-1]),
             )
         # A look takes its time while nothing listens, but none where something else than a server does.
@@ -131,13 +137,27 @@ def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[i
         except TransportError as failure:
             failures[server] = failure
             continue
-        if (status.server_index, status.num_servers) != (server, len(transport.endpoints)):
+        shard_map = transport.shard_map
+        if status.server_index != server or (
+            shard_map.epoch == FIRST_EPOCH == status.shard_map_epoch
+            and status.num_servers != shard_map.num_servers
+        ):
             raise ProtocolError(
-                f"{transport.endpoints[server]} is server {status.server_index} of {status.num_servers}, "
-                f"but server {server} of {len(transport.endpoints)} in this worker's list: give all "
-                "processes the same list of servers"
+                f"{shard_map.endpoint_of(server)} is server {status.server_index} of "
+                f"{status.num_servers}, but server {server} of {shard_map.num_servers} in this worker's "
+                "list: give all processes the same list of servers"
             )
     return failures
+
+
+def _is_newer(transport: Transport) -> bool:
+    """Takes over the map of the first server if it is newer than the list that this process was given."""
+    shard_map = shard_map_of(transport)
+    if shard_map.epoch <= transport.shard_map.epoch:
+        return False
+    transport.use(shard_map)
+    settle(transport)
+    return True
 
 
 def _why(transport: Transport, server: int) -> str:
@@ -147,7 +167,7 @@ def _why(transport: Transport, server: int) -> str:
     except CtrPsError as failure:
         why = str(failure)
     else:
-        return f"{transport.endpoints[server]} answers now"
+        return f"{transport.shard_map.endpoint_of(server)} answers now"
     if any(sign in why for sign in _SIGNS_OF_TLS):
         return f"{why}; does only one side use TLS ({TLS_CA})?"
     return why

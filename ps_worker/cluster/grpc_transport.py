@@ -21,8 +21,10 @@ from ctr_ps.protos.errors import (
     RecoveringError,
     TransportError,
     UnknownCallerError,
+    WrongServerError,
 )
 from ctr_ps.protos.futures import Answer
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.wire.calls import CALLS, Call, Deadline
 from ctr_ps.protos.wire.grpc_status import error_of
 from ctr_ps.protos.wire.security.credentials import (
@@ -44,6 +46,7 @@ from ctr_ps.ps_worker.cluster.stream import StreamChannel
 logger = logging.getLogger(__name__)
 
 _DELIVERY_S = 0.5
+_GONE_S = 30.0
 
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
@@ -146,7 +149,10 @@ class _Answer(Generic[A]):
                 wait_for_ready=wait_for_ready,
             )
         except ValueError:  # of a channel that is closed
-            endpoint = self._transport.endpoints[self._server]
+            if not self._transport.is_closed:
+                self.fail(WrongServerError(f"server {self._server} has left the cluster"))
+                return
+            endpoint = self._transport.shard_map.endpoint_of(self._server)
             self.fail(
                 after
                 or TransportError(f"{self._call.name} to server {endpoint}: this client is closed")
@@ -178,7 +184,7 @@ class _Answer(Generic[A]):
     def _failed(self, failure: grpc.RpcError) -> None:
         """Has the call sent again after a pause, or ends it."""
         transport, retry = self._transport, self._retry
-        endpoint = transport.endpoints[self._server]
+        endpoint = transport.shard_map.endpoint_of(self._server)
         error = error_of(failure, endpoint, self._call.name)
         error.__cause__ = failure
         if transport.is_closed or self._has_ended:
@@ -267,6 +273,10 @@ class _Answer(Generic[A]):
                 lambda: self._error is not None or self._rpc is not rpc, seconds
             )
 
+    def sent(self) -> Any:
+        """Returns the argument, as it was when the call was started."""
+        return self._call.request.decode(self._request)
+
     def result(self) -> A:
         """Returns the answer, or raises what the server raised, or TransportError."""
         began = None if self._awaited is None else self._transport.clock()
@@ -312,25 +322,36 @@ class _OpenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
-    """Channels to all servers, made with the same credentials: methods by name, and the metadata of calls."""
+class _Server:
+    """A channel to one server, with its methods by name."""
 
-    channels: Sequence[Any]
-    open_calls: Sequence[_OpenCall]
-    methods: Sequence[Mapping[str, Any]]
+    endpoint: str
+    channel: Any
+    open_call: _OpenCall
+    methods: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Channels to all servers, made with the same credentials, by index, and the metadata of calls."""
+
+    servers: Mapping[int, _Server]
     metadata: Metadata
 
     def send(
         self, server: int, call: str, request: bytes, timeout_s: float, *, wait_for_ready: bool
     ) -> Any:
-        self.open_calls[server].keep_open()
-        return self.methods[server][call].future(
+        if server not in self.servers:
+            raise ValueError("the server is in the shard map no more")
+        to = self.servers[server]
+        to.open_call.keep_open()
+        return to.methods[call].future(
             request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
         )
 
     def close(self) -> None:
-        for channel in self.channels:
-            channel.close()
+        for server in self.servers.values():
+            server.channel.close()
 
 
 class GrpcTransport:
@@ -338,7 +359,7 @@ class GrpcTransport:
 
     def __init__(
         self,
-        endpoints: Sequence[str],  # host:port of every server
+        endpoints: Sequence[str],  # host:port of every server of the first map
         deadlines: Deadlines | None = None,  # how long calls may take
         *,
         # for how long a call is sent again whose server is unavailable, in seconds; None: for as long as a
@@ -360,7 +381,7 @@ class GrpcTransport:
         # held while an answer changes; notified when a failed call is sent again, or ends
         self.changed = threading.Condition(threading.Lock())
         self.is_closed = False  # nothing is sent any more
-        self.endpoints: Sequence[str] = tuple(endpoints)
+        self.shard_map = ShardMap.of(len(endpoints), endpoints)
         self._deadlines = deadlines or Deadlines()
         self._calls = calls
         self._credentials = credentials or Credentials.from_environment()
@@ -371,27 +392,45 @@ class GrpcTransport:
         self._old: _Connection | None = None  # with calls that may not be answered yet
         self.connection = self._connect()  # by which calls are sent
 
-    def _connect(self) -> _Connection:
-        metadata = self._credentials.metadata()
-        opened = [open_channel(endpoint, self._credentials) for endpoint in self.endpoints]
-        channels: Sequence[Any] = opened
+    def _connect(self, before: _Connection | None = None) -> _Connection:
+        """Returns a connection to all servers; `before` is one with channels that it takes over."""
+        metadata = self._credentials.metadata() if before is None else before.metadata
+        servers = {}
+        for server in self.shard_map.servers:
+            endpoint = self.shard_map.endpoint_of(server)
+            known = None if before is None else before.servers.get(server)
+            if known is not None and known.endpoint == endpoint:
+                servers[server] = known
+            else:
+                servers[server] = self._open(endpoint, metadata)
+        return _Connection(servers, metadata)
+
+    def _open(self, endpoint: str, metadata: Metadata) -> _Server:
+        opened = open_channel(endpoint, self._credentials)
+        channel: Any = opened
         if self._has_streams:
-            channels = [
-                StreamChannel(channel, endpoint, metadata, self._credentials)
-                for channel, endpoint in zip(opened, self.endpoints, strict=True)
-            ]
-        methods = [
-            {
-                call.name: channel.unary_unary(
-                    call.path,
-                    _registered_method=True,  # as generated stubs have it: less work a call
-                )
-                for call in self._calls.values()
-            }
-            for channel in channels
-        ]
-        open_calls = [_OpenCall(each, metadata) for each in opened]
-        return _Connection(channels, open_calls, methods, metadata)
+            channel = StreamChannel(opened, endpoint, metadata, self._credentials)
+        methods = {
+            call.name: channel.unary_unary(
+                call.path,
+                _registered_method=True,  # as generated stubs have it: less work a call
+            )
+            for call in self._calls.values()
+        }
+        return _Server(endpoint, channel, _OpenCall(opened, metadata), methods)
+
+    def use(self, shard_map: ShardMap) -> None:
+        """See `Transport`."""
+        with self._connecting:
+            before, self.shard_map = self.connection, shard_map
+            self.connection = self._connect(before)
+            if self.is_closed:
+                self.connection.close()
+        kept = {id(each) for each in self.connection.servers.values()}
+        # Later: calls to them are on their way, which other servers' answers end.
+        for server in before.servers.values():
+            if id(server) not in kept:
+                self.later.after(_GONE_S, server.channel.close)
 
     def has_newer(self, connection: _Connection) -> bool:
         """Whether there is a newer connection: one is made if the credentials' files have changed."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from ctr_ps.protos.errors import (
     AbortedError,
@@ -19,6 +20,7 @@ from ctr_ps.protos.errors import (
     JobError,
     ProtocolError,
     TransportError,
+    WrongServerError,
     comes_again,
 )
 from ctr_ps.protos.futures import (
@@ -46,7 +48,12 @@ from ctr_ps.protos.store import (
     require_numbers,
 )
 from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_worker.cluster.placement import Placement
+from ctr_ps.ps_worker.cluster.routing import Routing
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
+
+A = TypeVar("A")
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +68,7 @@ def join_servers(transport: Transport, join: requests.Join) -> Future[Joined]:
     def combine() -> Joined:
         try:
             parts = results(asked)
-            _require_one_past(transport.endpoints, parts)
+            _require_one_past(transport.shard_map.endpoints, parts)
             parts = _take_place(transport, join)
         except CtrPsError as error:
             # Some servers alone may know. Where lost workers are waited for, another process may come.
@@ -96,7 +103,7 @@ def abort_on_each(
         member=join.member, reason=abort_reason(error), comes_again=comes_again(error)
     )
     joining = call_all(transport, calls.JOIN, join, ready_s=ready_s)
-    for server, joined in enumerate(joining):
+    for server, joined in zip(transport.shard_map.servers, joining, strict=True):
         try:
             joined.result()
             transport.call(server, calls.ABORT, abort, ready_s=ready_s).result()
@@ -110,7 +117,7 @@ def _take_place(transport: Transport, join: requests.Join) -> list[Joined]:
     """Joins on all servers; where one refuses, gives back the place on the others."""
     # In this order: of several that come for a place, the first server has one, and so have all.
     first = transport.call(0, calls.JOIN, join).result()
-    others = range(1, len(transport.endpoints))
+    others = transport.shard_map.servers[1:]
     try:
         return [
             first,
@@ -189,9 +196,15 @@ class JoinedWorker:
     """A worker that has joined, with its methods of `protos.store.Store`. It is at one barrier at a time."""
 
     def __init__(
-        self, transport: Transport, member: Member, lease: Lease | None, restart: int
+        self,
+        transport: Transport,
+        placement: Placement,
+        member: Member,
+        lease: Lease | None,
+        restart: int,
     ) -> None:
         """Goes on at barrier `restart` after the first one."""
+        self._placement = placement
         self.member = member
         self.lease = lease
         self.acknowledgements = Acknowledgements()
@@ -203,15 +216,25 @@ class JoinedWorker:
 
     def renew(self, *, is_last: bool) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
+        routing = self._placement.routing
+        try:
+            self._renew(is_last=is_last)
+        except WrongServerError as error:
+            self._placement.newer(routing, error)
+
+    def _renew(self, *, is_last: bool) -> None:
         request = requests.Renew(
-            member=self.member, is_last=is_last, acknowledged=self.acknowledgements.told()
+            member=self.member,
+            is_last=is_last,
+            acknowledged=self.acknowledgements.told(),
+            shard_map_epoch=self._placement.epoch,
         )
         limit_s = LONGEST_RENEWAL_S if self.lease is None else self.lease.renewal_s
         if is_last:
             results_of_all_ended(call_all(self._transport, calls.RENEW, request, ready_s=limit_s))
             return
         renewals = self._renewals
-        for server in range(len(self._transport.endpoints)):
+        for server in self._transport.shard_map.servers:
             if server not in renewals:
                 renewals[server] = self._transport.call(server, calls.RENEW, request)
         # One whose server is away is sent again, while the others have their next.
@@ -221,12 +244,27 @@ class JoinedWorker:
 
     def confirm_place(self) -> None:
         request = requests.Renew(member=self.member, acknowledged=self.acknowledgements.told())
-        results_of_all_ended(call_all(self._transport, calls.RENEW, request))
+        self._to_all(calls.RENEW, request).result()
+
+    def _to_all(self, call: Call[Any, A], request: Any) -> Future[list[A]]:
+        """Starts a call to every server, with the epoch of their map; all have ended when it is answered."""
+
+        def start(routing: Routing) -> Future[list[A]]:
+            placed = replace(request, shard_map_epoch=routing.shard_map.epoch)
+            pending = call_all(self._transport, call, placed)
+            return Combined(lambda: results_of_all_ended(pending))
+
+        return self._placement.placed(start)
 
     def barrier(self, name: str, *, step: Version) -> Future[Version]:
         request = self._barrier_request(name, step)
-        pending = call_all(self._transport, calls.BARRIER, request)
-        return Combined(lambda: self._common_version(request, results(pending)))
+
+        def start(routing: Routing) -> Future[Version]:
+            placed = replace(request, shard_map_epoch=routing.shard_map.epoch)
+            pending = call_all(self._transport, calls.BARRIER, placed)
+            return Combined(lambda: self._common_version(request, results(pending)))
+
+        return self._placement.placed(start)
 
     def all_reduce(
         self, name: str, values: Numbers, op: ReduceOp, *, step: Version, remember: bool
@@ -237,26 +275,34 @@ class JoinedWorker:
         numbers = requests.AllReduce(
             name=name,
             member=request.member,
-            values=values,
+            values=values.copy(),  # they may be reused, and needed again
             op=op,
             step=step,
             number=request.number,
             acknowledged=request.acknowledged,
             remember=remember,
         )
-        reduction = self._transport.call(0, calls.ALL_REDUCE, numbers)
-        pending = [
-            self._transport.call(server, calls.BARRIER, request)
-            for server in range(1, len(self._transport.endpoints))
-        ]
 
-        def combine() -> Reduced:
-            first_error_of([reduction, *pending])
-            reduced = reduction.result()
-            version = self._common_version(request, [reduced.version, *results(pending)])
-            return Reduced(reduced.values, version)
+        def start(routing: Routing) -> Future[Reduced]:
+            epoch = routing.shard_map.epoch
+            reduction = self._transport.call(
+                0, calls.ALL_REDUCE, replace(numbers, shard_map_epoch=epoch)
+            )
+            placed = replace(request, shard_map_epoch=epoch)
+            pending = [
+                self._transport.call(server, calls.BARRIER, placed)
+                for server in routing.shard_map.servers[1:]
+            ]
 
-        return Combined(combine)
+            def combine() -> Reduced:
+                first_error_of([reduction, *pending])
+                reduced = reduction.result()
+                version = self._common_version(request, [reduced.version, *results(pending)])
+                return Reduced(reduced.values, version)
+
+            return Combined(combine)
+
+        return self._placement.placed(start)
 
     def next_number(self) -> int:
         """Returns the number of a call that a process in this one's place, at the same point, makes again."""
@@ -296,11 +342,15 @@ class JoinedWorker:
             at_least=max(0, at_least),
             after_barrier=self._num_barriers,
         )
-        return self._transport.call(0, calls.ADVANCE, request)
+        return self._placement.placed(
+            lambda routing: self._transport.call(
+                0, calls.ADVANCE, replace(request, shard_map_epoch=routing.shard_map.epoch)
+            )
+        )
 
     def leave(self, *, step: Version) -> None:
         request = requests.Leave(member=self.member, step=step)
-        results(call_all(self._transport, calls.LEAVE, request))
+        self._to_all(calls.LEAVE, request).result()
 
     def abort(self, reason: str, *, comes_again: bool) -> None:
         request = requests.Abort(member=self.member, reason=reason, comes_again=comes_again)
@@ -310,7 +360,9 @@ class JoinedWorker:
         if len(ended) < len(pending):
             away = [
                 endpoint
-                for endpoint, answer in zip(self._transport.endpoints, pending, strict=True)
+                for endpoint, answer in zip(
+                    self._transport.shard_map.endpoints, pending, strict=True
+                )
                 if answer not in ended
             ]
             raise TransportError(

@@ -84,21 +84,21 @@ class Routing:
         piece = self.piece(block, server)
         return int(piece.stop - piece.start)
 
-    def split_pull(self, keys: Mapping[str, Keys]) -> list[list[dict[str, Positions]]]:
+    def split_pull(self, keys: Mapping[str, Keys]) -> dict[int, list[dict[str, Positions]]]:
         """Returns, by server, a pull of rows as parts: the positions of their keys, by table.
 
         A server has at least one part, and each table is in at least one of its parts.
         """
         tables, positions = list(keys), self.positions(keys)
         row_bytes = [KEY_BYTES + VALUE_BYTES * self.table(table).dim for table in tables]
-        parts = []
+        parts = {}
         for server in self.shard_map.servers:
             own = [positions[table][server] for table in tables]
             sizes = [each.size for each in own]
             groups = split_columns(list(zip(sizes, row_bytes, strict=True)), self.chunk_bytes)
-            parts.append(
-                [{tables[column]: own[column][rows] for column, rows in group} for group in groups]
-            )
+            parts[server] = [
+                {tables[column]: own[column][rows] for column, rows in group} for group in groups
+            ]
         return parts
 
     def empty_rows(self, keys: Mapping[str, Keys]) -> dict[str, Values]:
@@ -124,15 +124,15 @@ class Routing:
                 _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
             scatter_rows(rows[table], positions, out[table])
 
-    def split_pieces(self, blocks: Collection[str]) -> list[list[list[str]]]:
+    def split_pieces(self, blocks: Collection[str]) -> dict[int, list[list[str]]]:
         """Returns, by server, a pull of dense blocks as parts: names of blocks; no piece is split."""
-        names, parts = list(blocks), []
+        names, parts = list(blocks), {}
         for server in self.shard_map.servers:
             lengths = [self.piece_length(block, server) for block in names]
             # One without elements is asked for, too: its server says the version.
             columns = [(1, VALUE_BYTES * max(1, length)) for length in lengths]
             groups = split_columns(columns, self.chunk_bytes)
-            parts.append([[names[column] for column, _ in group] for group in groups])
+            parts[server] = [[names[column] for column, _ in group] for group in groups]
         return parts
 
     def write_pieces(
@@ -175,7 +175,7 @@ class Routing:
             has_more=any(part.has_more for part in parts),
         )
 
-    def split_push(self, gradients: Gradients, *, bfloat16: bool) -> list[list[PushChunk]]:
+    def split_push(self, gradients: Gradients, *, bfloat16: bool) -> dict[int, list[PushChunk]]:
         """Returns, by server, the chunks of a push, at least one; `bfloat16` is how they are sent.
 
         The push is checked as a whole: one that a server would refuse must not reach the others.
@@ -186,7 +186,7 @@ class Routing:
         """
         self._check(gradients)
         positions = self.positions({name: grad.keys for name, grad in gradients.sparse.items()})
-        chunks = []
+        chunks = {}
         for server in self.shard_map.servers:
             sparse = {
                 table: grad.take(positions[table][server])
@@ -197,7 +197,7 @@ class Routing:
                 for block, grad in gradients.dense.items()
             }
             part = Gradients(sparse=sparse, dense=dense)
-            chunks.append(split_push(part, self.chunk_bytes, bfloat16=bfloat16))
+            chunks[server] = split_push(part, self.chunk_bytes, bfloat16=bfloat16)
         return chunks
 
     def _check(self, gradients: Gradients) -> None:

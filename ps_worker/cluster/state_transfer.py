@@ -111,7 +111,7 @@ def joined(
     return ModelState(rows, {block: concatenated(parts) for block, parts in stretches.items()})
 
 
-def split_push(routing: Routing, state: ModelState) -> list[list[StateChunk]]:
+def split_push(routing: Routing, state: ModelState) -> dict[int, list[StateChunk]]:
     """Returns, by server, the chunks of a push, at least one; it is checked as a whole.
 
     Raises:
@@ -123,14 +123,14 @@ def split_push(routing: Routing, state: ModelState) -> list[list[StateChunk]]:
         require_unique(f"push of rows of table {table!r}", whole_rows.keys, ProtocolError)
     require_finite_state(state)
     routes = routing.positions({table: rows.keys for table, rows in state.rows.items()})
-    chunks = []
+    chunks = {}
     for server in routing.shard_map.servers:
         rows = {table: rows_at(whole, routes[table][server]) for table, whole in state.rows.items()}
         blocks = {}
         for block, whole in state.blocks.items():
             piece = routing.piece(block, server)
             blocks[block] = stretch_of(whole, piece.start, piece.stop)
-        chunks.append(split_state(ModelState(rows, blocks), routing.chunk_bytes))
+        chunks[server] = split_state(ModelState(rows, blocks), routing.chunk_bytes)
     return chunks
 
 

@@ -3,10 +3,10 @@
 `ps_worker.cluster.grpc_transport.GrpcTransport` is a transport over the network; tests have others.
 """
 
-from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from ctr_ps.protos.futures import Answer
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.wire.calls import Call
 
 Q = TypeVar("Q")
@@ -14,9 +14,9 @@ A = TypeVar("A")
 
 
 class Transport(Protocol):
-    """Calls to servers, which are numbered as in `endpoints`. Thread-safe."""
+    """Calls to the servers of a shard map, by their indices. Thread-safe."""
 
-    endpoints: Sequence[str]  # host:port of each
+    shard_map: ShardMap  # with the endpoints of its servers
     # a server that went away is worth waiting for: restarted, it goes on where it was
     servers_recover: bool
     retries: int  # calls that were sent again
@@ -35,6 +35,10 @@ class Transport(Protocol):
         """
         ...
 
+    def use(self, shard_map: ShardMap) -> None:
+        """Has the servers of a newer map from now on."""
+        ...
+
     def close(self) -> None:
         """Ends all calls that are on their way, and the connections."""
         ...
@@ -46,5 +50,5 @@ def call_all(
     """Starts a call to every server; see `Transport.call`."""
     return [
         transport.call(server, call, argument, ready_s=ready_s)
-        for server in range(len(transport.endpoints))
+        for server in transport.shard_map.servers
     ]

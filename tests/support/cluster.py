@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.placement import NO_SERVER
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
 from ctr_ps.ps_server.precompile import KERNELS
@@ -56,6 +57,7 @@ class Cluster:
         self.servers: list[Server] = []
         self.stores: list[ParameterStore] = []
         self.endpoints: list[str] = []
+        self.spares: dict[str, Server] = {}
 
     def start_server(
         self,
@@ -69,6 +71,19 @@ class Cluster:
         self.stores.append(store)
         self.endpoints.append(f"127.0.0.1:{port}")
         return self.endpoints[-1]
+
+    def start_spare(self, **settings: Any) -> str:
+        """Starts a server that waits to be added; returns its endpoint."""
+        members = self.stores[0].engine.members
+        store = ParameterStore(
+            num_workers=members.num_workers,
+            num_heter=members.num_heter,
+            server_index=NO_SERVER,
+            wait_limit_s=10.0,
+        )
+        server, port = self._start(store, "127.0.0.1:0", **settings)
+        self.spares[endpoint := f"127.0.0.1:{port}"] = server
+        return endpoint
 
     def stop_server(self, index: int) -> None:
         self._loop.run(self.servers[index].stop())
@@ -116,8 +131,8 @@ class Cluster:
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
         if stream:
-            for channel in transport.connection.channels:
-                open_stream(channel)
+            for each in transport.connection.servers.values():
+                open_stream(each.channel)
         for worker in range(self.stores[0].engine.members.total if joins else 0):
             client.join(worker, INCARNATION, terms={}).result()
         return client

@@ -6,11 +6,14 @@ Decoded arrays are read-only views of the message.
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, SparseGrad, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import BlockState, Pulled, PulledPieces, RowStates, StateChunk
+from ctr_ps.protos.store.moves import Moved, MovedCounters, MovedRows
 from ctr_ps.protos.wire.encoding import arrays
 from ctr_ps.protos.wire.encoding.codec import FieldCodec
 
@@ -186,6 +189,57 @@ def _decode_state(found: Any) -> StateChunk:
     return StateChunk(rows, blocks, found.chunk, found.num_chunks)
 
 
+def _encode_moved(moved: Moved) -> Message:
+    return {
+        "rows": [
+            {
+                "table": rows.table,
+                "keys": arrays.encode_keys(rows.keys),
+                "weights": arrays.encode_values(rows.weights),
+                "state": arrays.encode_values(rows.state),
+                "statistics": arrays.encode_values(rows.statistics),
+                "removed": arrays.encode_keys(rows.removed),
+                "are_candidates": rows.are_candidates,
+            }
+            for rows in moved.rows
+        ],
+        "blocks": _encode_state(StateChunk((), moved.blocks))["blocks"],
+        "counters": [
+            {"table": each.table, "shard": each.shard, "counters": each.counters.tobytes()}
+            for each in moved.counters
+        ],
+    }
+
+
+def _decode_moved(found: Any) -> Moved:
+    rows = []
+    for column in found.rows:
+        keys = arrays.decode_keys(column.keys)
+        weights, state, statistics = (
+            arrays.decode_rows(data, keys.size)
+            for data in (column.weights, column.state, column.statistics)
+        )
+        rows.append(
+            MovedRows(
+                table=column.table,
+                keys=keys,
+                weights=weights,
+                state=state,
+                statistics=statistics,
+                removed=arrays.decode_keys(column.removed),
+                are_candidates=column.are_candidates,
+            )
+        )
+    return Moved(
+        rows,
+        [(column.block, column.start, _decode_stretch(column)) for column in found.blocks],
+        [
+            MovedCounters(each.table, each.shard, np.frombuffer(each.counters, np.uint8))
+            for each in found.counters
+        ],
+    )
+
+
 def _decode_stretch(column: Any) -> BlockState:
     weights, element_state = (
         arrays.decode_values(column.weights),
@@ -235,6 +289,9 @@ CHUNK = FieldCodec(_encode_chunk, _decode_chunk)
 
 STATE = FieldCodec(_encode_state, _decode_state)
 """Rows and stretches of dense blocks with their optimizer state."""
+
+MOVED = FieldCodec(_encode_moved, _decode_moved)
+"""Whole rows, stretches of dense blocks and counters that move to another server."""
 
 DIGESTS = FieldCodec(_encode_digests, _decode_digests)
 """Digests by table and shard."""

@@ -129,13 +129,13 @@ class CountingBloomFilter:
         counters = np.zeros((num_shards, num_counters), dtype)
         self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
         self.passes = np.zeros(num_shards, np.int64)
-        self._shards = shards
+        self.shards = shards
 
     @property
     def size_bytes(self) -> int:
         """Bytes of this process's counters."""
         counters = self.arrays.counters
-        return len(self._shards) * int(counters[0].nbytes)
+        return len(self.shards) * int(counters[0].nbytes)
 
     @property
     def shard_bytes(self) -> int:

@@ -39,6 +39,7 @@ from ctr_ps.ps_server.table.feature_life.admission import (
 from ctr_ps.ps_server.table.feature_life.removal import (
     CANDIDATE,
     ExpiryRule,
+    drop_all,
     evict_rows,
     max_candidates_of_shard,
     shrink_shard,
@@ -254,6 +255,15 @@ class ExactCandidates:
         """Ends the snapshot; all shards must be locked."""
         self.regions.end_snapshot(saved=saved)
 
+    def place(self, shards: Sequence[int]) -> None:
+        """The table has `shards` from now on; all shards must be locked."""
+        self._shards = shards
+        self.regions.place(shards)
+
+    def drop(self, shard: int) -> None:
+        """Forgets the candidates of a locked shard."""
+        drop_all(self.regions, shard)
+
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
         """Writes candidates, statistics float32[N, 4], from key `start` on; returns as `write_rows` does."""
         nothing = read_only(np.empty((keys.size, 0), np.float32))
@@ -305,6 +315,12 @@ class EstimatedCandidates:
 
     def end_snapshot(self, *, saved: bool) -> None:
         """See `ExactCandidates`; no-op, as the snapshot is a copy."""
+
+    def place(self, shards: Sequence[int]) -> None:
+        self._shards = self.filter.shards = shards
+
+    def drop(self, shard: int) -> None:
+        self.filter.from_bytes(shard, np.zeros(self.filter.shard_bytes, np.uint8))
 
 
 Candidates = ExactCandidates | EstimatedCandidates

@@ -223,6 +223,11 @@ def _rows_within(size_bytes: int, row_bytes: int) -> int:
     return most
 
 
+def drop_all(regions: RowRegions, shard: int) -> None:
+    """Removes all rows of a shard, which must be locked."""
+    regions.remove_rows(shard, np.ones(int(regions.num_rows[shard]), np.uint8))
+
+
 def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
     """Removes one of 16 rows of a shard, which must be locked and not empty; returns their number."""
     count = -(-int(regions.num_rows[shard]) // EVICTED_SHARE)

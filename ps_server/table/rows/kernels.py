@@ -315,30 +315,22 @@ def write_rows(
 
 @kernel
 def take_changed_rows(
-    table: TableArrays,
-    shard: Int,
-    start: int,
-    stop: int,
-    subscriber: int,
-    keys: Keys,
-    weights: Values,
+    table: TableArrays, shard: Int, start: int, stop: int, subscriber: int, rows: NDArray[np.int64]
 ) -> tuple[int, int]:
-    """Copies a shard's rows that changed for a subscriber, and clears their bits.
+    """Finds a shard's rows that changed for a subscriber, and clears their bits.
 
     Scans rows from `start` to `stop`, which may exceed the shard's rows: words are zero there. Overwrites
-    `keys` uint64[N] and `weights` float32[N, D] from the front. Returns the number of rows copied, at most
-    N, and the row to resume from.
+    `rows` int64[N], positions in `table.slab`, from the front. Returns the number of rows found, at most N,
+    and the row to resume from.
     """
-    count, dim, flat_weights = 0, weights.shape[1], weights.reshape(-1)
+    count = 0
     word, bit = subscriber // WORD_BITS, np.uint64(1) << np.uint64(subscriber % WORD_BITS)
     for row_in_shard in range(start, stop):
         position = shard * table.change_rows + row_in_shard
         if table.change_words[position, word] & bit:
-            if count == keys.size:
+            if count == rows.size:
                 return count, row_in_shard
             table.change_words[position, word] ^= bit
-            row = shard * table.region_rows + row_in_shard
-            keys[count] = table.keys[row, 0]
-            _load_weights(table, row, borrow(flat_weights, count * dim, dim))
+            rows[count] = shard * table.region_rows + row_in_shard
             count += 1
     return count, stop

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
@@ -25,6 +25,7 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty_before_move,
     move_dirty_bit,
 )
+from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.memory.arena import (
     HUGE_PAGE,
     RESERVED_REGION_BYTES,
@@ -98,6 +99,8 @@ class RowRegions:
             num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
         )
         self.tombstones = Tombstones()
+        # of the shards that a move takes: keys whose rows were removed since it took their changes last
+        self.moving: dict[int, list[Keys]] = {}
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64,
@@ -149,11 +152,55 @@ class RowRegions:
         first = shard * self._slab.region_rows
         return slice(first, first + int(self.num_rows[shard]))
 
+    def rows_at(self, positions: NDArray[np.int64]) -> Rows:
+        """Returns copies of the rows at positions int64[N] in the slab; their shards must be locked."""
+        slab, layout = self.arrays.slab[positions], self.layout
+        return Rows(
+            keys=self.arrays.keys[positions, 0],
+            weights=layout.weights_in(slab),
+            state=slab[:, layout.state],
+            statistics=slab[:, layout.statistics],
+        )
+
+    def sorted_rows(self, shard: int) -> Rows:
+        """Returns copies of a locked shard's rows, ascending by key."""
+        rows = self.rows_of(shard)
+        return self.rows_at(rows.start + np.argsort(self.arrays.keys[rows, 0]))
+
     def record_changes(self, num_subscribers: int) -> None:
         """Records changes for subscribers from now on; initially every row counts as changed."""
         self.subscribers = self._new_subscribers(num_subscribers)
         self.subscribers.reserve(int(self.num_rows.max()))
         self.subscribers.mark_all(self.num_rows)
+        self.arrays = self._view()
+
+    def begin_move(self, shards: Sequence[int]) -> None:
+        """Records changes of `shards` for a move; initially every row counts as changed.
+
+        All shards must be locked.
+        """
+        if not self.subscribers.row_bytes:
+            self.subscribers = self._new_subscribers(0, moves=True)
+            self.subscribers.reserve(int(self.num_rows.max()))
+        self.moving = {shard: [] for shard in shards}
+        for shard in shards:
+            self.mark_for_move(shard)
+        self.arrays = self._view()
+
+    def mark_for_move(self, shard: int) -> None:
+        """Marks all rows of a locked shard as changed for a move, if that takes the shard."""
+        if shard in self.moving:
+            self.subscribers.mark_for_move(shard, int(self.num_rows[shard]))
+
+    def place(self, shards: Sequence[int]) -> None:
+        """The table has `shards` from now on, and no move; all shards must be locked."""
+        self._shards = shards
+        self.moving = {}
+        self.tombstones.forget()
+        if self.subscribers.num_subscribers:
+            self.subscribers.place(shards)
+        else:
+            self.subscribers = self._new_subscribers(0)
         self.arrays = self._view()
 
     def begin_snapshot(self) -> None:
@@ -214,6 +261,8 @@ class RowRegions:
         if kept == num_rows:
             return
         self.tombstones.add_removed(shard, removed, num_rows)
+        if shard in self.moving:
+            self.moving[shard].append(removed)
         first = shard * self._slab.region_rows
         self._slab.release(first + kept, first + num_rows)
         self.subscribers.release(shard, kept, num_rows)
@@ -222,12 +271,13 @@ class RowRegions:
         self._num_slots[shard] = slots_for(kept)
         rebuild_index(self.arrays, shard)
 
-    def _new_subscribers(self, num_subscribers: int) -> Subscribers:
+    def _new_subscribers(self, num_subscribers: int, *, moves: bool = False) -> Subscribers:
         return Subscribers(
             num_subscribers,
             shards=self._shards,
             num_shards=self._num_shards,
             rows=self._slab.region_rows,
+            moves=moves,
         )
 
     def _view(self) -> TableArrays:

@@ -112,7 +112,7 @@ class HeterTrainers:
         self._transport = transport
         self._takes_over = takes_over
         self._member = Member(worker, secrets.randbits(63))
-        num_heter = len(transport.endpoints)
+        num_heter = len(transport.shard_map.endpoints)
         # The first one serves this worker, unless it is lost.
         self._alive = [(worker + i) % num_heter for i in range(num_heter)]
         self._next_number = 0
@@ -176,7 +176,7 @@ class HeterTrainers:
 
     def _lose(self, heter: int, error: TransportError) -> None:
         """A heter trainer does not answer; raises unless another one takes over."""
-        endpoint = self._transport.endpoints[heter]
+        endpoint = self._transport.shard_map.endpoints[heter]
         lost = f"heter trainer {heter} ({endpoint}) is lost"
         with self._lock:
             others = [each for each in self._alive if each != heter]
@@ -187,7 +187,7 @@ class HeterTrainers:
                 return
         why = (
             "there is no other heter trainer"
-            if len(self._transport.endpoints) == 1 or (self._takes_over and not others)
+            if len(self._transport.shard_map.endpoints) == 1 or (self._takes_over and not others)
             else "another heter trainer takes over only in asynchronous modes with "
             'cluster.on_worker_loss = "continue"'
         )

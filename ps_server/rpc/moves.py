@@ -1,0 +1,365 @@
+"""Moves of shards, as a server takes part in them; docs/moves.md says how one goes.
+
+    begin --> (take | put) ... --> hold, drain, close --> (take | put) ... --> prepare --> end
+      `-- silent driver: ended by the old map; but not after `prepare`, except on the first server
+
+While a move is held, calls wait here before they are carried out: they go on by the old map, or are refused
+by the new one, and their client asks for it. Pushes in the cut do not wait. What changes a server is logged
+as calls, so a recovery puts rows and ends moves once more.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ctr_ps.protos.errors import MovingError, ProtocolError
+from ctr_ps.protos.futures import Answered, Future, WaitingFuture
+from ctr_ps.protos.placement import NO_SERVER, ShardMap
+from ctr_ps.protos.store.moves import Cut, LogRecord, MapState, Phase, Taken
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.coordination.job_state import WaitingArrival
+from ctr_ps.ps_server.durability.segments import Record
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.journal import STATE_JSON, CompletedState, state_records
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SILENT_S = 30.0
+"""A move whose driver is silent for so long is ended."""
+
+HELD_S = 10.0
+"""And one that has been held for so long."""
+
+WAIT_S = 2.0
+"""A call waits for a move; longer ones ask how it ended."""
+
+_HELD = {calls.SNAPSHOT.name, calls.SHRINK.name, calls.LOAD.name}
+"""Calls that wait from the beginning: they would have to wait for the move with a lock."""
+
+_OF_MOVES = {
+    each.name for each in (calls.BEGIN_MOVE, calls.PUT_MOVED, calls.PREPARE_MOVE, calls.END_MOVE)
+}
+
+
+@dataclass(slots=True)
+class _Move:
+    """The move under way."""
+
+    token: str
+    next_map: ShardMap
+    is_live: bool  # changes were recorded without a gap: the server was not restarted since
+    phase: Phase | None = None
+    cut: Cut | None = None
+    prepared: requests.PrepareMove | None = None
+    num_put: int = 0
+    last_taken: tuple[int, Taken] | None = None
+    silent_s: float = 0.0
+    held_s: float = 0.0
+    held: ExitStack = field(default_factory=ExitStack)
+
+
+class Moves:
+    """The part of one server in moves, one at a time. Thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        completed: Callable[[], CompletedState],
+        # takes over a job: its completed calls, and the records of a head after the state
+        take_over: Callable[[CompletedState, Sequence[Record]], None],
+    ) -> None:
+        self._engine = engine
+        self._completed = completed
+        self._take_over = take_over
+        self.on_drained: Callable[[], None] = lambda: None  # called when all shards have moved away
+        self._working = threading.Lock()  # one call of a driver at a time; taken before `_lock`
+        self._lock = threading.Lock()  # held for decisions only
+        self._move: _Move | None = None
+        self._last_token = ""  # of the move that has led to the present map
+        self._entering = 0  # calls that change the server, and are being carried out
+        self._waiting: list[WaitingFuture[None]] = []
+        self._when_empty: list[Callable[[], None]] = []
+
+    # Calls wait
+
+    def enter(self, call: Call[Any, Any], argument: Any) -> Future[None] | None:
+        """A call comes; returns what it waits for before it comes again, None: it may go on, until `left`."""
+        if not self._changes_server(call):
+            return None
+        with self._lock:
+            if not self._must_wait(call, argument):
+                self._entering += 1
+                return None
+            future: WaitingFuture[None] = WaitingFuture(WAIT_S, self._give_up)
+            self._waiting.append(future)
+            return future
+
+    def left(self, call: Call[Any, Any]) -> None:
+        """A call that has entered was carried out, or waits for others."""
+        if not self._changes_server(call):
+            return
+        with self._lock:
+            self._entering -= 1
+            told, self._when_empty = (
+                (self._when_empty, []) if not self._entering else ([], self._when_empty)
+            )
+        for tell in told:
+            tell()
+
+    def _changes_server(self, call: Call[Any, Any]) -> bool:
+        return (call.is_logged or call.name in _HELD) and call.name not in _OF_MOVES
+
+    def _must_wait(self, call: Call[Any, Any], argument: Any) -> bool:
+        move = self._move
+        if move is None or move.phase is None:
+            return False
+        if move.phase is Phase.CLOSE or call.name in _HELD:
+            return True
+        if not isinstance(argument, requests.PushGrad | requests.PushState):
+            return False
+        step = argument.at if isinstance(argument, requests.PushGrad) else None
+        pushes = self._engine.job.pushes
+        return move.cut is None or not pushes.is_in(move.cut, argument.push_id, step)
+
+    def _give_up(self, future: WaitingFuture[None]) -> MovingError:
+        with self._lock:
+            self._waiting = [each for each in self._waiting if each is not future]
+        return MovingError("a move of shards is under way: ask the first server how it ends")
+
+    def _release(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.answer_with(lambda: None)
+
+    def _when_entered(self, answer: Callable[[], T]) -> Future[T]:
+        """Answers once no call is being carried out that changes the server."""
+        with self._lock:
+            if not self._entering:
+                return Answered(answer())
+            future: WaitingFuture[T] = WaitingFuture(
+                HELD_S, lambda _: ProtocolError("calls under way do not end")
+            )
+            self._when_empty.append(lambda: future.answer_with(answer))
+            return future
+
+    # What a driver calls
+
+    def get_map(self) -> MapState:
+        """Returns the map, and the move that this server takes part in."""
+        engine, move = self._engine, self._move
+        tables, blocks = engine.parameters.declared()
+        index = engine.owner.server_index
+        return MapState(
+            shard_map=engine.shard_map,
+            server=None if index == NO_SERVER else index,
+            num_members=engine.members.total,
+            move="" if move is None else move.token,
+            is_prepared=move is not None and move.prepared is not None and not self._decides,
+            last_move=self._last_token,
+            tables=tables,
+            blocks=[spec for spec, _ in blocks],
+            rows=engine.parameters.rows_by_place().tolist(),
+        )
+
+    @property
+    def _decides(self) -> bool:
+        """Whether this server is the first, whose `end_move` decides; others end a move as it did."""
+        return self._engine.owner.server_index == 0
+
+    def begin_move(self, request: requests.BeginMove, *, is_live: bool = True) -> None:
+        """A move begins; see the .proto file for this and the other calls of moves."""
+        with self._working:
+            if self._move is not None and self._move.token == request.token:
+                return
+            if self._move is not None:
+                raise ProtocolError(f"move {self._move.token} is under way")
+            if request.token == self._last_token:
+                raise ProtocolError(f"move {request.token} has ended")
+            engine = self._engine
+            engine.job.require_no_failure()
+            is_spare = engine.owner.server_index == NO_SERVER
+            if not is_spare and request.shard_map.epoch != engine.shard_map.epoch + 1:
+                raise ProtocolError(
+                    f"a move leads to epoch {request.shard_map.epoch}, but the map of server "
+                    f"{engine.owner.server_index} is of epoch {engine.shard_map.epoch}"
+                )
+            request.shard_map.require_valid()
+            engine.parameters.begin_move(request.shard_map)
+            engine.moves_shards = True
+            self._move = _Move(request.token, request.shard_map, is_live)
+
+    def take_moved(self, request: requests.TakeMoved) -> Taken:
+        """Returns what has changed of the shards that leave."""
+        with self._working:
+            move = self._required(request.token)
+            if not move.is_live:
+                raise ProtocolError("the server was restarted since the move began: begin another")
+            if move.last_taken is not None and move.last_taken[0] == request.number:
+                return move.last_taken[1]
+            with_counts = request.with_counts and move.phase is Phase.CLOSE
+            taken = self._engine.parameters.take_moved(request.max_bytes, with_counts=with_counts)
+            move.last_taken = request.number, taken
+            return taken
+
+    def put_moved(self, request: requests.PutMoved) -> None:
+        """Takes over what another server had."""
+        with self._working:
+            move = self._required(request.token)
+            if request.number <= move.num_put:
+                return
+            if request.number != move.num_put + 1:
+                raise ProtocolError(
+                    f"part {request.number} of a move came, expected {move.num_put + 1}"
+                )
+            self._engine.parameters.put_moved(request.moved)
+            move.num_put = request.number
+
+    def hold_move(self, request: requests.HoldMove) -> Future[Cut]:
+        """Calls wait from now on; returns what has come before."""
+        pushes = self._engine.job.pushes
+        with self._lock:
+            move = self._required(request.token)
+            if move.prepared is not None:
+                raise ProtocolError(f"move {request.token} is prepared")
+            if request.phase is Phase.RELEASE:
+                move.phase = move.cut = None
+                move.held_s = 0.0
+                move.held.close()
+            elif move.phase is None:
+                # Before anything waits. A save that was begun on one server has to end on all.
+                move.held.enter_context(self._engine.snapshots.without_saves("a move of shards"))
+            if request.phase is not Phase.RELEASE:
+                move.phase = request.phase
+            if request.phase is Phase.DRAIN:
+                move.cut = request.cut
+        match request.phase:
+            case Phase.HOLD:
+                return self._when_entered(pushes.seen)
+            case Phase.DRAIN:
+                self._release()  # those in the cut go on
+                return pushes.when_drained(request.cut)
+            case Phase.CLOSE:
+                return self._when_entered(self._closed)
+            case Phase.RELEASE:
+                self._release()
+                return Answered(Cut())
+
+    def _closed(self) -> Cut:
+        if self._engine.job.rendezvous.mailbox.is_busy:
+            raise ProtocolError("an exchange of messages is under way")
+        return Cut()
+
+    def get_job_state(self, request: requests.GetJobState) -> Sequence[LogRecord]:
+        """Returns the head of a log, for a server that is added."""
+        with self._working:
+            move = self._required(request.token)
+            if move.phase is not Phase.CLOSE:
+                raise ProtocolError("the job still changes: close it first")
+            state = self._engine.state()
+            added = replace(
+                state,
+                job=replace(state.job, inboxes=()),
+                # Its pieces are put there; incomplete pushes are of processes that are gone.
+                blocks=[(spec, None) for spec, _ in state.blocks],
+                waiting=[each for each in state.waiting if isinstance(each, WaitingArrival)],
+            )
+            head = state_records(added, self._completed(), base="")
+            return [LogRecord(kind=each.kind, payload=bytes(each.payload)) for each in head]
+
+    def prepare_move(self, request: requests.PrepareMove) -> None:
+        """The move may be ended by the new map."""
+        with self._working:
+            move = self._required(request.token)
+            records = [Record(each.kind, each.payload) for each in request.records]
+            # While no piece has elements: those of the new map are put here.
+            self._take_over(CompletedState(), [each for each in records if each.kind in _DECLARES])
+            self._engine.parameters.moved_blocks(move.next_map, request.server)
+            with self._lock:
+                move.prepared, move.phase = request, Phase.CLOSE
+
+    def end_move(self, request: requests.EndMove) -> None:
+        """The move ends, by the new map or the old one."""
+        with self._working:
+            if request.token == self._last_token:
+                if not request.is_committed:
+                    raise ProtocolError(f"move {request.token} has ended by the new map")
+                return
+            if self._move is None or self._move.token != request.token:
+                if request.is_committed:
+                    raise ProtocolError(f"move {request.token} is not under way: it was ended")
+                return
+            move = self._move
+            if request.is_committed:
+                if move.prepared is None:
+                    raise ProtocolError(f"move {request.token} is not prepared")
+                self._commit(move, move.prepared)
+                self._last_token = move.token
+            else:
+                self._engine.parameters.place(
+                    self._engine.shard_map, self._engine.owner.server_index
+                )
+            with self._lock:
+                self._move, self._engine.moves_shards = None, False
+            move.held.close()
+        self._release()
+        logger.info(
+            "move ended token=%s committed=%s epoch=%d",
+            request.token,
+            request.is_committed,
+            self._engine.shard_map.epoch,
+        )
+        if self._engine.owner.server_index not in self._engine.shard_map.servers:
+            self.on_drained()
+
+    def _commit(self, move: _Move, prepared: requests.PrepareMove) -> None:
+        engine = self._engine
+        blocks = engine.parameters.moved_blocks(move.next_map, prepared.server)
+        engine.place(move.next_map, prepared.server, blocks)
+        if prepared.records:
+            state = STATE_JSON.validate_json(bytes(prepared.records[0].payload))
+            engine.restore(state.jobs_before, state.job)
+            records = [Record(each.kind, each.payload) for each in prepared.records[1:]]
+            waiting = [each for each in records if each.kind not in _DECLARES]
+            self._take_over(state.completed, waiting)
+
+    def _required(self, token: str) -> _Move:
+        if (move := self._move) is None or move.token != token:
+            raise ProtocolError(f"move {token} is not under way: it was ended")
+        move.silent_s = 0.0
+        return move
+
+    # Time, and a recovery
+
+    def overdue(self, seconds: float) -> requests.EndMove | None:
+        """Time passes; returns how the move is to be ended now, None: it is not."""
+        with self._lock:
+            if (move := self._move) is None:
+                return None
+            move.silent_s += seconds
+            move.held_s += seconds if move.phase is not None else 0.0
+            is_bound = move.prepared is not None and not self._decides
+            if is_bound or (move.silent_s < SILENT_S and move.held_s < HELD_S):
+                return None
+            logger.warning(
+                "move ended, as its driver was silent for too long: token=%s", move.token
+            )
+            return requests.EndMove(token=move.token, is_committed=False)
+
+    def recovered(self) -> None:
+        """The log was carried out again: a move that is not prepared lacks what was removed meanwhile."""
+        with self._lock:
+            if self._move is not None:
+                self._move.is_live = False
+                if self._move.prepared is not None:
+                    self._move.phase = Phase.CLOSE
+
+
+_DECLARES = {calls.CREATE_TABLE.name, calls.CREATE_DENSE.name}

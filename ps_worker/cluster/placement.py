@@ -1,0 +1,116 @@
+"""The shard map by which a client's calls are placed, and calls that are started again by a newer one.
+
+    call --placed by the map--> servers --WrongServerError--> ask the first server for its map --> call again
+
+The first server decides how a move of shards ends. A server that was not told, since the driver of the move
+is gone, is told by the client that meets it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from ctr_ps.protos.errors import CtrPsError, MovingError, WrongServerError
+from ctr_ps.protos.futures import Combined, Future, results_of_all_ended
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store.moves import MapState
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_worker.cluster.routing import Routing
+from ctr_ps.ps_worker.cluster.transport import Transport, call_all
+
+T = TypeVar("T")
+
+MOVE_LIMIT_S = 60.0
+"""A move that is held for longer is not waited for."""
+
+
+class Placement:
+    """The routing of a client's calls by the newest shard map that it knows. Thread-safe."""
+
+    def __init__(self, transport: Transport, *, chunk_bytes: int) -> None:
+        """Places calls by the map that `transport` has."""
+        self.routing = Routing(transport.shard_map, chunk_bytes)
+        self._transport = transport
+        self._lock = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the map."""
+        return self.routing.shard_map.epoch
+
+    def placed(self, start: Callable[[Routing], Future[T]]) -> Future[T]:
+        """Starts a call by the map; again by a newer one if servers have moved shards meanwhile."""
+        routing = self.routing
+        future = start(routing)
+        until = time.monotonic() + MOVE_LIMIT_S
+
+        def result() -> T:
+            nonlocal routing, future
+            while True:
+                try:
+                    return future.result()
+                except WrongServerError as error:
+                    if time.monotonic() > until:
+                        raise
+                    routing = self.newer(routing, error)
+                    future = start(routing)
+
+        return Combined(result)
+
+    def newer(self, routing: Routing, error: WrongServerError) -> Routing:
+        """Returns the routing by a newer map than that of `routing`, with which a call met `error`.
+
+        Raises `error` if there is none. Where a move has not ended, the same, to try once more.
+        """
+        with self._lock:
+            known = self.routing.shard_map
+            if known.epoch > routing.shard_map.epoch:
+                return self.routing
+            shard_map = settle(self._transport)
+            if shard_map.epoch == known.epoch:
+                if isinstance(error, MovingError):
+                    return routing
+                raise error
+            self._transport.use(shard_map)
+            settle(self._transport)  # those that were added may not know either
+            self.routing = replace(self.routing, shard_map=shard_map)
+            return self.routing
+
+
+def settle(transport: Transport) -> ShardMap:
+    """Asks all servers for their maps, and returns that of the first one, once it has no doubt.
+
+    Those that wait for the end of a move which it knows are told. A server that is away is left out: it asks
+    when it is back, as its callers do.
+    """
+    servers = transport.shard_map.servers
+    asked = call_all(transport, calls.GET_MAP, None)
+    first = asked[0].result()
+    if not first.shard_map.endpoints:
+        first = replace(
+            first, shard_map=replace(first.shard_map, endpoints=transport.shard_map.endpoints)
+        )
+    ends = []
+    for server, answer in zip(servers[1:], asked[1:], strict=True):
+        try:
+            state = answer.result()
+        except CtrPsError:
+            continue
+        if (end := _end_of(state, first)) is not None:
+            ends.append(transport.call(server, calls.END_MOVE, end))
+    results_of_all_ended(ends)
+    return first.shard_map
+
+
+def _end_of(state: MapState, first: MapState) -> requests.EndMove | None:
+    """Returns what a server is told of its move, None if it is still under way."""
+    if not state.move or state.move == first.move:
+        return None
+    return requests.EndMove(token=state.move, is_committed=state.move == first.last_move)
+
+
+def shard_map_of(transport: Transport) -> ShardMap:
+    """Returns the map of the first server."""
+    return transport.call(0, calls.GET_MAP, None).result().shard_map

@@ -1,0 +1,343 @@
+"""The driver of a move of shards, from the map that servers have to the next one; docs/moves.md.
+
+    begin --> copy while all train, until little changes --> hold, drain, close --> the rest --> prepare --> end
+
+Until the first server has ended it by the new map, an error or a driver that dies leaves the old one; from then
+on the new one, of which clients tell the servers that do not know it.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ctr_ps.protos.errors import (
+    CtrPsError,
+    ProtocolError,
+    TransportError,
+    UsageError,
+    WaitTimeoutError,
+)
+from ctr_ps.protos.futures import results, results_of_all_ended
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store.moves import Cut, MapState, Moved, MovedRows, Phase, SeenPushes
+from ctr_ps.protos.store.state_transfer import BlockState, stretch_of
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_worker.cluster import state_transfer
+from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.cluster.routing import Routing
+from ctr_ps.ps_worker.cluster.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+
+PART_BYTES = 8 * 2**20
+FEW_ROWS = 20_000
+"""So many rows are copied while pushes wait: a few milliseconds' work."""
+MOST_ROUNDS = 20
+HOLD_TRIES = 20
+PAUSE_S = 0.25
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a move has come."""
+
+    rows: int  # to be moved when it began
+    copied_rows: int = 0
+    copied_bytes: int = 0
+    began: float = field(default_factory=time.monotonic)
+    pause_s: float = 0.0  # for which calls waited, at most
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
+
+class Move:
+    """One move. For one thread."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        states: Mapping[int, MapState],
+        next_map: ShardMap,
+        *,
+        tell: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        """Moves shards from the map of `transport` to `next_map`; `states` are those of all servers of both.
+
+        `tell` is called as it comes on.
+        """
+        self._transport = transport
+        self._before, self._after = states[0].shard_map, next_map
+        self._old = transport.shard_map
+        self.token = secrets.token_hex(8)
+        self._tables = {spec.name: spec for spec in states[0].tables}
+        self._blocks = {spec.name: spec for spec in states[0].blocks}
+        self._added = [each for each in next_map.servers if each not in self._old.servers]
+        self._all = sorted({*self._old.servers, *next_map.servers})
+        self._num_taken = dict.fromkeys(self._all, 0)
+        self._num_put = dict.fromkeys(self._all, 0)
+        self._tell = tell
+        moved = [of != to for of, to in zip(self._before.owners, next_map.owners, strict=True)]
+        rows = np.sum([states[server].rows for server in self._old.servers], axis=0)
+        self.progress = Progress(int(rows[np.array(moved)].sum()))
+
+    def run(self) -> None:
+        """Carries it out.
+
+        Raises:
+            CtrPsError: If it was not; the servers go on by the map before.
+        """
+        old, after = self._old, self._after
+        endpoints = {**_endpoints(after), **_endpoints(old)}
+        self._transport.use(
+            ShardMap(
+                old.epoch,
+                tuple(self._all),
+                old.owners,
+                tuple(endpoints[each] for each in self._all),
+            )
+        )
+        try:
+            self._to_all(
+                calls.BEGIN_MOVE, requests.BeginMove(token=self.token, shard_map=self._after)
+            )
+            self._declare()
+            self._copy()
+            self._hold()
+            self._copy_rest()
+            self._prepare()
+            self._transport.call(0, calls.END_MOVE, self._end(is_committed=True)).result()
+        except BaseException as error:
+            # The first server may have ended it by the new map, and its answer be lost.
+            if not self._is_committed(error):
+                raise
+        self.progress.pause_s = time.monotonic() - self._held_at
+        others = [server for server in self._all if server != 0]
+        ending = [
+            self._transport.call(server, calls.END_MOVE, self._end(is_committed=True))
+            for server in others
+        ]
+        try:
+            results_of_all_ended(ending)
+        except CtrPsError as error:  # its callers tell it
+            logger.warning("a server has not ended the move yet: %s", error)
+        self._transport.use(after)
+
+    def _is_committed(self, error: BaseException) -> bool:
+        """Ends the move by the old map, if the first server has not ended it; returns whether it has."""
+        try:
+            self._transport.call(0, calls.END_MOVE, self._end(is_committed=False)).result()
+        except ProtocolError:
+            return True
+        except TransportError as away:
+            raise UsageError(
+                f"server 0 does not answer, so it is not known how the move {self.token} ends: look at the "
+                f"status when it is back ({error}; {away})"
+            ) from error
+        for server in self._all:
+            with suppress(CtrPsError):  # it ends the move by itself, or its callers tell it
+                self._transport.call(server, calls.END_MOVE, self._end(is_committed=False)).result()
+        self._transport.use(self._old)
+        return False
+
+    def _end(self, *, is_committed: bool) -> requests.EndMove:
+        return requests.EndMove(token=self.token, is_committed=is_committed)
+
+    def _to_all(self, call: Call[Any, A], request: Any) -> list[A]:
+        pending = [self._transport.call(server, call, request) for server in self._all]
+        return results(pending)
+
+    def _declare(self) -> None:
+        for server in self._added:
+            for spec in self._tables.values():
+                self._transport.call(server, calls.CREATE_TABLE, spec).result()
+
+    def _copy(self) -> None:
+        """Copies rows until few have changed while the last were copied."""
+        before = 0
+        for number in range(MOST_ROUNDS):
+            copied = self._copy_round()
+            if copied <= FEW_ROWS or (number > 1 and copied > 0.8 * before):
+                return
+            before = copied
+
+    def _copy_round(self, *, with_counts: bool = False) -> int:
+        """Copies what has changed on each server, once around; returns the number of rows."""
+        copied = 0
+        for server in self._old.servers:
+            while True:
+                taken = self._take(server, with_counts=with_counts)
+                copied += taken.moved.num_rows
+                self._put(taken.moved)
+                if taken.is_all:
+                    break
+        return copied
+
+    def _take(self, server: int, *, with_counts: bool) -> Any:
+        self._num_taken[server] += 1
+        request = requests.TakeMoved(
+            token=self.token,
+            number=self._num_taken[server],
+            max_bytes=PART_BYTES,
+            with_counts=with_counts,
+        )
+        return self._transport.call(server, calls.TAKE_MOVED, request).result()
+
+    def _put(self, moved: Moved) -> None:
+        pending = []
+        for server, part in self._split(moved).items():
+            self._num_put[server] += 1
+            request = requests.PutMoved(token=self.token, number=self._num_put[server], moved=part)
+            pending.append(self._transport.call(server, calls.PUT_MOVED, request))
+        results_of_all_ended(pending)
+        self.progress.copied_rows += moved.num_rows
+        self.progress.copied_bytes += moved.num_bytes
+        self._tell(self.progress)
+
+    def _split(self, moved: Moved) -> dict[int, Moved]:
+        """Returns what each server gets."""
+        rows: dict[int, list[MovedRows]] = {}
+        for each in moved.rows:
+            shards = self._tables[each.table].num_shards
+            of, gone = (self._after.route(keys, shards) for keys in (each.keys, each.removed))
+            for server in self._after.servers:
+                where, removed = of[server], gone[server]
+                if where.size or removed.size:
+                    rows.setdefault(server, []).append(_rows_at(each, where, removed))
+        counters: dict[int, list[Any]] = {}
+        for counted in moved.counters:
+            counters.setdefault(self._after.server_of(counted.shard), []).append(counted)
+        return {
+            server: Moved(rows.get(server, []), counters=counters.get(server, []))
+            for server in sorted({*rows, *counters})
+        }
+
+    def _hold(self) -> None:
+        """Has calls wait, and all pushes before be applied, unless a save or an exchange is under way."""
+        for tries in range(HOLD_TRIES):
+            self._held_at = time.monotonic()
+            try:
+                self._hold_at(Phase.DRAIN, merged(self._hold_at(Phase.HOLD)))
+                self._hold_at(Phase.CLOSE)
+            except (WaitTimeoutError, ProtocolError) as error:
+                self._hold_at(Phase.RELEASE)
+                if tries == HOLD_TRIES - 1:
+                    raise
+                logger.info("the move waits: %s", error)
+                time.sleep(PAUSE_S * (1 + tries))
+                self._copy_round()
+            else:
+                return
+
+    def _hold_at(self, phase: Phase, cut: Cut | None = None) -> list[Cut]:
+        request = requests.HoldMove(token=self.token, phase=phase, cut=cut or Cut())
+        pending = [
+            self._transport.call(server, calls.HOLD_MOVE, request) for server in self._old.servers
+        ]
+        return results_of_all_ended(pending)
+
+    def _copy_rest(self) -> None:
+        state = self._transport.call(0, calls.GET_MAP, None).result()
+        self._tables = {spec.name: spec for spec in state.tables}
+        self._blocks = {spec.name: spec for spec in state.blocks}
+        self._declare()
+        self._copy_round(with_counts=True)
+        routing = Routing(self._before, CHUNK_BYTES, self._tables, self._blocks)
+        parts = state_transfer.parts_of_pull(routing, {}, [*self._blocks])
+        pulled = results(
+            [self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts]
+        )
+        whole_blocks = state_transfer.joined(routing, {}, list(zip(parts, pulled, strict=True)))
+        for block, whole in whole_blocks.blocks.items():
+            for server in self._after.servers:
+                self._put_piece(server, block, whole)
+
+    def _put_piece(self, server: int, block: str, whole: BlockState) -> None:
+        piece = self._after.piece_of(server, whole.weights.size)
+        size = max(1, CHUNK_BYTES // (4 * (1 + len(whole.element_state))))
+        for start in range(piece.start, piece.stop, size):
+            stop = min(start + size, piece.stop)
+            part = (block, start - piece.start, stretch_of(whole, start, stop))
+            self._num_put[server] += 1
+            request = requests.PutMoved(
+                token=self.token, number=self._num_put[server], moved=Moved(blocks=[part])
+            )
+            self._transport.call(server, calls.PUT_MOVED, request).result()
+
+    def _prepare(self) -> None:
+        state = requests.GetJobState(token=self.token)
+        records = self._transport.call(0, calls.GET_JOB_STATE, state).result()
+        pending = [
+            self._transport.call(
+                server,
+                calls.PREPARE_MOVE,
+                requests.PrepareMove(
+                    token=self.token,
+                    server=server,
+                    records=records if server in self._added else [],
+                ),
+            )
+            for server in self._all
+        ]
+        results_of_all_ended(pending)
+
+
+def merged(cuts: Sequence[Cut]) -> Cut:
+    """Returns the cut with all that has come to any server."""
+    seen: dict[int, SeenPushes] = {}
+    for cut in cuts:
+        for worker, each in cut.seen.items():
+            known = seen.get(worker)
+            if known is None or known.incarnation != each.incarnation or known.pushes < each.pushes:
+                seen[worker] = each
+    return Cut(step=max(cut.step for cut in cuts), seen=seen)
+
+
+def _endpoints(shard_map: ShardMap) -> dict[int, str]:
+    return dict(zip(shard_map.servers, shard_map.endpoints, strict=True))
+
+
+def _rows_at(rows: MovedRows, where: Any, removed: Any) -> MovedRows:
+    return MovedRows(
+        table=rows.table,
+        keys=rows.keys[where],
+        weights=rows.weights[where],
+        state=rows.state[where],
+        statistics=rows.statistics[where],
+        removed=rows.removed[removed],
+        are_candidates=rows.are_candidates,
+    )
+
+
+def weights_of(states: Mapping[int, MapState]) -> list[int]:
+    """Returns the rows of each place, on all servers, and one for each shard."""
+    rows = np.sum([each.rows for each in states.values()], axis=0)
+    for table in states[0].tables:
+        np.add.at(rows, np.arange(table.num_shards) % rows.size, 1)
+    return rows.tolist()
+
+
+def states_of(transport: Transport) -> dict[int, MapState]:
+    """Returns what all servers of the transport's map say, by index."""
+    servers = transport.shard_map.servers
+    return {server: transport.call(server, calls.GET_MAP, None).result() for server in servers}
+
+
+def connected(transport: Transport) -> ShardMap:
+    """Has `transport` use the newest map of the cluster, and returns it."""
+    shard_map = settle(transport)
+    if shard_map.epoch > transport.shard_map.epoch:
+        transport.use(shard_map)
+    return shard_map

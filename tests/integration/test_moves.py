@@ -1,0 +1,196 @@
+"""Shards move between servers that serve: nothing is lost, doubled or refused, and clients follow."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import (
+    AdmissionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
+from tests.support.cluster import Cluster, cluster
+from tests.support.stores import DEEP, KEYS, TOWER, declare, push_id
+
+COUNTED = TableSpec(
+    name="counted",
+    dim=2,
+    initializer=InitializerSpec(),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.5}),
+    statistics=StatisticsSpec(),
+    admission=AdmissionSpec(threshold=3),
+    num_shards=16,
+)
+
+
+def driver(servers: Cluster) -> GrpcTransport:
+    transport = GrpcTransport(servers.endpoints, retry_s=2.0)
+    servers._stack.callback(transport.close)
+    connected(transport)
+    return transport
+
+
+def add(transport: GrpcTransport, endpoint: str) -> Move:
+    states = states_of(transport)
+    return moved(transport, with_server(transport.shard_map, endpoint, weights_of(states)))
+
+
+def moved(transport: GrpcTransport, next_map) -> Move:
+    move = Move(transport, states_of(transport), next_map)
+    move.run()
+    return move
+
+
+def gradients(random, keys=KEYS) -> Gradients:
+    chosen = np.unique(random.choice(keys, 50))
+    return Gradients(
+        sparse={"deep": SparseGrad(chosen, random.normal(size=(chosen.size, 5)).astype("f4"), 10)},
+        dense={"tower": DenseGrad(random.normal(size=TOWER.length).astype("f4"), 10)},
+    )
+
+
+def test_a_server_is_added_and_drained_while_nothing_is_lost():
+    def trained(moves) -> tuple[str, np.ndarray]:
+        with cluster(num_servers=2, num_workers=1) as servers:
+            client = servers.client()
+            declare(client)
+            random = np.random.default_rng(1)
+            for number in range(30):
+                client.push_grad(gradients(random), push_id(sequence=number)).result()
+                if number in moves:
+                    moves[number](servers)
+            tower = np.empty(TOWER.length, np.float32)
+            client.pull_dense({"tower": tower}).result()
+            return client.digest(), tower
+
+    def adds(servers):
+        assert add(driver(servers), servers.start_spare()).progress.copied_rows > 0
+
+    def drains(servers):
+        transport = driver(servers)
+        assert transport.shard_map.servers == (0, 1, 2)
+        moved(transport, without_server(transport.shard_map, 1, weights_of(states_of(transport))))
+
+    def replaces(servers):
+        transport = driver(servers)
+        moved(transport, with_another(transport.shard_map, 2, servers.start_spare()))
+        assert transport.shard_map.servers == (0, 1)
+
+    expected = trained({})
+    found = trained({5: adds, 12: drains, 20: replaces})
+    assert found[0] == expected[0]
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_pushes_and_pulls_of_many_threads_go_on_through_moves():
+    with cluster(num_servers=2, num_workers=2) as servers:
+        client = servers.client()
+        declare(client)
+        errors, counts = [], [0, 0]
+        stop = threading.Event()
+        ones = {"wide": np.ones((KEYS.size, 1), np.float32)}
+        keys = np.sort(KEYS)
+
+        def push(worker: int) -> None:
+            try:
+                while not stop.is_set():
+                    grad = SparseGrad(keys, -ones["wide"], 1)  # sgd with 0.5: adds 0.5 to each row
+                    client.push_grad(
+                        Gradients(sparse={"wide": grad}, dense={}),
+                        push_id(worker=worker, sequence=counts[worker]),
+                    ).result()
+                    counts[worker] += 1
+                    found = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result()
+                    values = found.rows["wide"]
+                    assert values.min() >= 0.5 * counts[worker], "an acknowledged push is missing"
+            except Exception as error:  # told below
+                errors.append(error)
+
+        threads = [threading.Thread(target=push, args=(worker,)) for worker in (0, 1)]
+        for thread in threads:
+            thread.start()
+        try:
+            transport = driver(servers)
+            pauses = []
+            for _ in range(2):
+                pauses.append(add(transport, servers.start_spare()).progress.pause_s)
+                for server in (1, 2):
+                    if server in transport.shard_map.servers:
+                        states = states_of(transport)
+                        moved(
+                            transport,
+                            without_server(transport.shard_map, server, weights_of(states)),
+                        )
+                        break
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not errors, errors
+        values = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result().rows["wide"]
+        np.testing.assert_array_equal(values, np.full_like(values, 0.5 * sum(counts)))
+        assert min(counts) > 5
+
+
+def test_candidates_and_statistics_move():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        client.create_table(COUNTED)
+        keys = np.arange(100, dtype=np.uint64)
+
+        def push(sequence: int) -> None:
+            counts = np.tile(np.array([[1, 0]], np.uint32), (keys.size, 1))
+            grad = SparseGrad(keys, np.ones((keys.size, 2), np.float32), 1, counts)
+            push = Gradients(sparse={"counted": grad}, dense={})
+            client.push_grad(push, push_id(sequence=sequence)).result()
+
+        push(0)
+        push(1)
+        assert client.status().tables["counted"].candidates == 100
+        add(driver(servers), servers.start_spare())
+        assert client.status().tables["counted"].candidates == 100
+        push(2)
+        found = client.status().tables["counted"]
+        assert (found.rows, found.candidates) == (100, 0)
+
+
+def test_a_move_that_fails_leaves_the_map_and_the_rows():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        declare(client)
+        random = np.random.default_rng(1)
+        client.push_grad(gradients(random), push_id(sequence=0)).result()
+        before = client.digest()
+        transport = driver(servers)
+        spare = servers.start_spare()
+        states = states_of(transport)
+        move = Move(transport, states, with_server(transport.shard_map, spare, weights_of(states)))
+        move._prepare = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            move.run()
+        client.push_grad(gradients(random), push_id(sequence=1)).result()
+        assert client.digest() != before
+        assert all(not each.move for each in states_of(transport).values())
+        add(transport, spare)
+        assert len(transport.shard_map.servers) == 3
+        client.push_grad(gradients(random), push_id(sequence=2)).result()
+
+
+def test_server_0_cannot_be_drained():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        transport = driver(servers)
+        with pytest.raises(UsageError, match="server 0 keeps the shard map"):
+            without_server(transport.shard_map, 0, [0] * 1024)
+        with pytest.raises(UsageError, match="no server 7"):
+            without_server(transport.shard_map, 7, [0] * 1024)
+        with pytest.raises(CtrPsError):
+            add(transport, servers.endpoints[1])
