@@ -105,6 +105,7 @@ class ServerRole(_JobRole):
     """This process is server `server_index` of `endpoints`."""
 
     server_index: int
+    is_spare: bool = False  # it waits to be added to a cluster, and `endpoints` has it alone
 
     @property
     def num_servers(self) -> int:
@@ -155,8 +156,10 @@ class HeterRole(_JobRole):
 Role = ServerRole | WorkerRole | HeterRole
 
 
-def role_from_environment(environ: Mapping[str, str]) -> Role | None:
+def role_from_environment(environ: Mapping[str, str], *, may_be_spare: bool = False) -> Role | None:
     """Returns the role that the variables describe, or None without one: train in process.
+
+    A server that `may_be_spare` need not be in the list of servers.
 
     Raises RoleError if variables are missing, contradict each other or cannot be read.
     """
@@ -170,11 +173,15 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
     role = environ[ROLE].strip().upper()
     if role == "PSERVER":
         endpoints = _endpoints(environ)
+        is_spare = may_be_spare and _own_endpoint(environ, "server") not in endpoints
+        if is_spare:
+            endpoints = (_own_endpoint(environ, "server"),)
         return ServerRole(
             endpoints=endpoints,
             server_index=_place(environ, endpoints, SERVERS, "server"),
             num_workers=_integer(environ, NUM_WORKERS, 1),
             heter_endpoints=_heter_endpoints(environ),
+            is_spare=is_spare,
         )
     if role == "TRAINER":
         num_workers = _integer(environ, NUM_WORKERS, 1)
@@ -189,10 +196,14 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
     raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER, TRAINER or HETER_TRAINER")
 
 
-def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
+def _own_endpoint(environ: Mapping[str, str], what: str) -> str:
     host = _required(environ, HOST, f"the address or host name of this {what} in the list")
     port = _integer(environ, PORT, 1, 65535)
-    own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
+    own = _own_endpoint(environ, what)
     if own not in endpoints:
         raise RoleError(
             f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): write the "

@@ -39,6 +39,13 @@ def run(
     load: Annotated[
         str | None, typer.Option(help="Checkpoint to load at start; default: fresh parameters.")
     ] = DEFAULTS.load,
+    spare: Annotated[
+        bool,
+        typer.Option(
+            "--spare",
+            help="Wait for `ps-cluster add` if this server is not in PADDLE_PSERVERS_IP_PORT_LIST.",
+        ),
+    ] = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Serve the next job after all workers have left.")
     ] = DEFAULTS.stay,
@@ -124,7 +131,7 @@ def run(
     """Run one parameter server of a cluster; the environment sets its address and the cluster."""
     with errors_as_exit_codes():
         configure_logs(log_format, log_level)
-        role = role_from_environment(os.environ)
+        role = role_from_environment(os.environ, may_be_spare=spare)
         if not isinstance(role, ServerRole):
             raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
         if check:

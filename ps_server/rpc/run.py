@@ -28,6 +28,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(settings.sigterm_exit_code))
     keep_freed_memory()
     from ctr_ps.protos.metrics.metrics_port import metrics_address
+    from ctr_ps.protos.placement import NO_SERVER
     from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
     from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
     from ctr_ps.ps_server.rpc.server import Server
@@ -38,12 +39,14 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         credentials = replace(credentials, is_insecure=True)
     require_protection(bind, credentials)
     settings = replace(settings, metrics=metrics_address(settings.metrics) or None)
+    if role.is_spare and settings.idle_limit_s is None:
+        settings = replace(settings, idle_limit_s=0.0)  # nobody calls until it is added
 
     engine = Engine(
         EngineSettings(
             num_workers=role.num_workers,
             num_heter=len(role.heter_endpoints),
-            server_index=role.server_index,
+            server_index=NO_SERVER if role.is_spare else role.server_index,
             num_servers=role.num_servers,
             wait_limit_s=settings.wait_limit_s,
             memory_limit=settings.memory_limit,

@@ -19,7 +19,7 @@ from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
-from tests.support.stores import DEEP, KEYS, TOWER, declare, push_id
+from tests.support.stores import KEYS, TOWER, declare, push_id
 
 COUNTED = TableSpec(
     name="counted",

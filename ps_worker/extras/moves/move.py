@@ -326,7 +326,7 @@ def weights_of(states: Mapping[int, MapState]) -> list[int]:
     rows = np.sum([each.rows for each in states.values()], axis=0)
     for table in states[0].tables:
         np.add.at(rows, np.arange(table.num_shards) % rows.size, 1)
-    return rows.tolist()
+    return [int(each) for each in rows]
 
 
 def states_of(transport: Transport) -> dict[int, MapState]:
@@ -337,7 +337,6 @@ def states_of(transport: Transport) -> dict[int, MapState]:
 
 def connected(transport: Transport) -> ShardMap:
     """Has `transport` use the newest map of the cluster, and returns it."""
-    shard_map = settle(transport)
-    if shard_map.epoch > transport.shard_map.epoch:
+    while (shard_map := settle(transport)).epoch > transport.shard_map.epoch:
         transport.use(shard_map)
     return shard_map

@@ -1,0 +1,243 @@
+"""`ps-cluster`: servers come and go while a job trains.
+
+    ps-cluster 10.0.0.1:7164,10.0.0.2:7164 status
+    ps-cluster 10.0.0.1:7164 add 10.0.0.3:7164       # started with ps-server --spare
+    ps-cluster 10.0.0.1:7164 drain 1
+    ps-cluster 10.0.0.1:7164 replace 2 10.0.0.4:7164
+    ps-cluster 10.0.0.1:7164 rebalance
+
+The first endpoint is that of server 0, which knows the others. A command that is interrupted, or fails, leaves
+the servers as they were, and may be given again.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.role import require_endpoints, split_endpoints
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, command_app, run_command
+from ctr_ps.protos.store.moves import MapState
+from ctr_ps.protos.wire.calls import GET_MAP
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.extras.moves.move import Move, Progress, connected, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.plan import (
+    balanced,
+    num_moved,
+    with_another,
+    with_server,
+    without_server,
+)
+
+app = command_app("Show, add, drain, replace and rebalance the servers of a cluster that trains.")
+
+READY_S = 60.0
+TELL_S = 2.0
+MIB = 2**20
+
+NewServer = Annotated[
+    str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
+]
+Server = Annotated[int, typer.Argument(min=0, help="Index of the server.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and move nothing.")]
+
+
+@app.callback()
+def cluster(
+    context: typer.Context,
+    endpoints: Annotated[
+        str, typer.Argument(help="The cluster's servers, host:port,host:port; the first is enough.")
+    ],
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Show, add, drain, replace and rebalance the servers of a cluster that trains."""
+    configure_logs(log_format, log_level)
+    context.obj = endpoints
+
+
+@app.command()
+def status(context: typer.Context) -> None:
+    """Show the servers, their shards and rows, and whether a move is under way."""
+    with _connected(context) as transport:
+        states = states_of(transport)
+        typer.echo(_table(transport.shard_map, transport.shard_map, states))
+        if moves := sorted({each.move for each in states.values() if each.move}):
+            typer.echo(f"move under way: {', '.join(moves)}")
+
+
+@app.command()
+def add(context: typer.Context, endpoint: NewServer, dry_run: DryRun = False) -> None:
+    """Add a server, which takes its share of the shards."""
+
+    def plan(shard_map: ShardMap, weights: list[int]) -> ShardMap:
+        return with_server(shard_map, endpoint, weights)
+
+    _move(context, plan, dry_run=dry_run, added=endpoint)
+
+
+@app.command()
+def drain(context: typer.Context, server: Server, dry_run: DryRun = False) -> None:
+    """Move all shards of a server to the others; it ends by itself."""
+    _move(
+        context,
+        lambda shard_map, weights: without_server(shard_map, server, weights),
+        dry_run=dry_run,
+    )
+
+
+@app.command()
+def replace(
+    context: typer.Context, server: Server, endpoint: NewServer, dry_run: DryRun = False
+) -> None:
+    """Move all shards of a server to a new one; it ends by itself."""
+    _move(
+        context,
+        lambda shard_map, _: with_another(shard_map, server, endpoint),
+        dry_run=dry_run,
+        added=endpoint,
+    )
+
+
+@app.command()
+def rebalance(context: typer.Context, dry_run: DryRun = False) -> None:
+    """Move shards until all servers have about as many rows."""
+    _move(context, balanced, dry_run=dry_run)
+
+
+@contextmanager
+def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
+    with errors_as_exit_codes():
+        endpoints = require_endpoints(split_endpoints(context.obj), "the command")
+        # The first one knows the others.
+        transport = GrpcTransport(endpoints[:1], retry_s=0.0, stream=False)
+        try:
+            if transport.call(0, GET_MAP, None, ready_s=READY_S).result().server != 0:
+                raise UsageError(
+                    f"{endpoints[0]} is not server 0 of its cluster: name that server first"
+                )
+            shard_map = connected(transport)
+            if not shard_map.endpoints or len(shard_map.servers) > len(shard_map.endpoints):
+                # No move has told the servers where they are yet.
+                _require_all(shard_map, endpoints)
+                shard_map = ShardMap(
+                    shard_map.epoch, shard_map.servers, shard_map.owners, endpoints
+                )
+                transport.use(shard_map)
+            yield transport
+        finally:
+            transport.close()
+
+
+def _require_all(shard_map: ShardMap, endpoints: tuple[str, ...]) -> None:
+    if len(endpoints) != shard_map.num_servers:
+        raise UsageError(
+            f"the cluster has {shard_map.num_servers} servers, but {len(endpoints)} are named: before the "
+            "first move name all, in the order of PADDLE_PSERVERS_IP_PORT_LIST"
+        )
+
+
+def _move(
+    context: typer.Context,
+    plan: Callable[[ShardMap, list[int]], ShardMap],
+    *,
+    dry_run: bool,
+    added: str = "",
+) -> None:
+    with _connected(context) as transport:
+        if added:
+            require_endpoints([added], "the command")
+        before, states = transport.shard_map, states_of(transport)
+        after = plan(before, weights_of(states))
+        typer.echo(_table(before, after, states))
+        rows = num_moved(before, after, _rows(states))
+        typer.echo(f"{rows:,} rows move")
+        if dry_run or after.owners == before.owners:
+            return
+        _require_spare(after, before, states[0])
+        move = Move(transport, states, after, tell=_Teller())
+        move.run()
+        done = move.progress
+        typer.echo(
+            f"done: {done.copied_rows:,} rows, {done.copied_bytes / MIB:,.1f} MiB in {done.seconds:.1f} s; "
+            f"calls waited {1000 * done.pause_s:.0f} ms"
+        )
+
+
+def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
+    """Raises UsageError unless the server that is added waits for that, and for this job."""
+    for server in after.servers:
+        endpoint = after.endpoint_of(server)
+        if endpoint in before.endpoints:
+            continue
+        transport = GrpcTransport([endpoint], retry_s=0.0, stream=False)
+        try:
+            state = transport.call(0, GET_MAP, None, ready_s=READY_S).result()
+        finally:
+            transport.close()
+        if state.server is not None:
+            raise UsageError(
+                f"{endpoint} is server {state.server} of a cluster already: start one with ps-server --spare"
+            )
+        if state.num_members != first.num_members:
+            raise UsageError(
+                f"{endpoint} was started for {state.num_members} workers and heter trainers, but the job has "
+                f"{first.num_members}: give it the environment of the other servers"
+            )
+
+
+class _Teller:
+    """Tells now and then how far a move is."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if (now := time.monotonic()) - self._told < TELL_S:
+            return
+        self._told = now
+        rate = progress.copied_rows / max(progress.seconds, 1e-3)
+        left_s = max(0, progress.rows - progress.copied_rows) / max(rate, 1.0)
+        print(
+            f"{progress.copied_rows:,} of {progress.rows:,} rows, "
+            f"{progress.copied_bytes / MIB / progress.seconds:,.1f} MiB/s, about {left_s:.0f} s left",
+            file=sys.stderr,
+        )
+
+
+def _rows(states: Mapping[int, MapState]) -> list[int]:
+    return [sum(rows) for rows in zip(*(each.rows for each in states.values()), strict=True)]
+
+
+def _table(before: ShardMap, after: ShardMap, states: Mapping[int, MapState]) -> str:
+    """Returns a line for each server: its endpoint, places and rows, before and after a move."""
+    rows = _rows(states)
+
+    def of(shard_map: ShardMap, server: int) -> tuple[int, int]:
+        places = [place for place, owner in enumerate(shard_map.owners) if owner == server]
+        return len(places), sum(rows[place] for place in places)
+
+    lines = [f"shard map {before.epoch}, {before.num_servers} servers, {sum(rows):,} rows"]
+    for server in sorted({*before.servers, *after.servers}):
+        known = after if server in after.servers else before
+        (places, count), (next_places, next_count) = of(before, server), of(after, server)
+        line = f"server {server}  {known.endpoint_of(server)}  {places} places  {count:,} rows"
+        if (places, count) != (next_places, next_count):
+            line += f"  ->  {next_places} places  {next_count:,} rows"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs the command."""
+    run_command(app)
+
+
+if __name__ == "__main__":
+    main()
