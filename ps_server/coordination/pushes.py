@@ -286,8 +286,11 @@ class PushIntake:
             return False
         return push_id.sequence < seen.pushes
 
-    def when_drained(self, cut: Cut) -> Future[Cut]:
-        """Answers with `cut` once all pushes before it are applied, and no other; others are to wait."""
+    def when_drained(self, cut: Cut, disturbed_by: Callable[[], str]) -> Future[Cut]:
+        """Answers with `cut` once all pushes before it are applied, and no other; others are to wait.
+
+        The future raises ProtocolError when there is a call, `disturbed_by`, that waits meanwhile.
+        """
 
         def missing() -> list[int]:
             """Returns workers of which some are not."""
@@ -302,12 +305,19 @@ class PushIntake:
             ]
 
         def poll() -> Callable[[], Cut] | None:
+            if by := disturbed_by():
+                return partial(raise_error, ProtocolError(f"a worker waits for {by}"))
             is_applying = self._steps.num_begun > self._steps.version
             return None if is_applying or missing() else (lambda: cut)
 
         return self._calls.wait(
             poll, lambda: f"pushes of {self._members.names(missing())} did not come in time"
         )
+
+    def look_again(self) -> None:
+        """Something has changed, besides pushes, that calls wait for."""
+        with self._calls.change(even_if_failed=True):
+            pass
 
     def _present(self) -> dict[int, Member]:
         incarnations = self._members.incarnations.items()

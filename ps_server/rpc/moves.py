@@ -56,6 +56,7 @@ class _Move:
     is_live: bool  # changes were recorded without a gap: the server was not restarted since
     phase: Phase | None = None
     cut: Cut | None = None
+    disturbed_by: str = ""  # a call that waits, and that pushes in the cut may wait for
     prepared: requests.PrepareMove | None = None
     num_put: int = 0
     last_taken: tuple[int, Taken] | None = None
@@ -99,7 +100,12 @@ class Moves:
                 return None
             future: WaitingFuture[None] = WaitingFuture(WAIT_S, self._give_up)
             self._waiting.append(future)
-            return future
+            is_disturbed = self._move is not None and call.name in _HELD
+            if self._move is not None and is_disturbed:
+                self._move.disturbed_by = call.name
+        if is_disturbed:
+            self._engine.job.pushes.look_again()
+        return future
 
     def left(self, call: Call[Any, Any]) -> None:
         """A call that has entered was carried out, or waits for others."""
@@ -238,6 +244,8 @@ class Moves:
                 move.held.enter_context(self._engine.snapshots.without_saves("a move of shards"))
             if request.phase is not Phase.RELEASE:
                 move.phase = request.phase
+            if request.phase is Phase.HOLD:
+                move.disturbed_by = ""
             if request.phase is Phase.DRAIN:
                 move.cut = request.cut
         match request.phase:
@@ -245,7 +253,7 @@ class Moves:
                 return self._when_entered(pushes.seen)
             case Phase.DRAIN:
                 self._release()  # those in the cut go on
-                return pushes.when_drained(request.cut)
+                return pushes.when_drained(request.cut, lambda: move.disturbed_by)
             case Phase.CLOSE:
                 return self._when_entered(self._closed)
             case Phase.RELEASE:
@@ -264,12 +272,18 @@ class Moves:
             if move.phase is not Phase.CLOSE:
                 raise ProtocolError("the job still changes: close it first")
             state = self._engine.state()
+            # The first server alone reduces numbers, to others these are barriers.
+            passed = [replace(each, values=None, remember=True) for each in state.job.passed]
             added = replace(
                 state,
-                job=replace(state.job, inboxes=()),
+                job=replace(state.job, inboxes=(), passed=passed),
                 # Its pieces are put there; incomplete pushes are of processes that are gone.
                 blocks=[(spec, None) for spec, _ in state.blocks],
-                waiting=[each for each in state.waiting if isinstance(each, WaitingArrival)],
+                waiting=[
+                    replace(each, values=None, op=None)
+                    for each in state.waiting
+                    if isinstance(each, WaitingArrival)
+                ],
             )
             head = state_records(added, self._completed(), base="")
             return [LogRecord(kind=each.kind, payload=bytes(each.payload)) for each in head]
@@ -316,7 +330,9 @@ class Moves:
             request.is_committed,
             self._engine.shard_map.epoch,
         )
-        if self._engine.owner.server_index not in self._engine.shard_map.servers:
+        if request.is_committed and self._engine.owner.server_index not in (
+            self._engine.shard_map.servers
+        ):
             self.on_drained()
 
     def _commit(self, move: _Move, prepared: requests.PrepareMove) -> None:

@@ -69,6 +69,7 @@ class RunningJob:
         self.workers = [f"worker.{index}" for index in range(num_workers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._starts: dict[str, int] = {}
+        self._listed = list(self.endpoints)  # in the environment of all processes
         for name in (*self.servers, *self.workers):
             self.start(name)
 
@@ -88,11 +89,13 @@ class RunningJob:
         """
         kind, _, index = name.partition(".")
         is_server = kind == "server"
-        role = environment_at(self.endpoints, int(index) if is_server else 0, self._job_size)
+        role = environment_at(self._listed, 0, self._job_size)
+        if is_server:
+            role["PADDLE_PORT"] = self.endpoints[int(index)].rpartition(":")[2]
         if not is_server:
             role |= {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": index}
         log = [f"--update-log={self.update_log(name)}"] if self._update_logs else []
-        server_command = [COMMANDS / "ps-server", *log, *self._server_options]
+        server_command = [COMMANDS / "ps-server", "--spare", *log, *self._server_options]
         command = server_command if is_server else self._worker_command
         if self._network is not None:
             command = self._network.command(name, command)
@@ -107,6 +110,27 @@ class RunningJob:
                 stdout=output,
                 stderr=log_file,
             )
+
+    def start_spare(self) -> str:
+        """Starts one server more, which waits to be added; returns its endpoint."""
+        with free_port() as port:
+            self.ports.append(port)
+        name = f"server.{len(self.servers)}"
+        self.servers.append(name)
+        self.endpoints.append(f"127.0.0.1:{port}")
+        self.start(name)
+        return self.endpoints[-1]
+
+    def cluster(self, *arguments: object) -> subprocess.Popen[str]:
+        """Starts `ps-cluster` with a command for these servers."""
+        listed = ",".join(self._listed)
+        return subprocess.Popen(
+            [str(COMMANDS / "ps-cluster"), listed, *map(str, arguments)],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def kill(self, name: str) -> None:
         process = self.processes[name]

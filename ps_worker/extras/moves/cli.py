@@ -6,8 +6,8 @@
     ps-cluster 10.0.0.1:7164 replace 2 10.0.0.4:7164
     ps-cluster 10.0.0.1:7164 rebalance
 
-The first endpoint is that of server 0, which knows the others. A command that is interrupted, or fails, leaves
-the servers as they were, and may be given again.
+The first endpoint is that of server 0, which knows the others. A command that is interrupted, or fails,
+leaves the servers as they were, and may be given again.
 """
 
 import sys
@@ -37,7 +37,8 @@ from ctr_ps.ps_worker.extras.moves.plan import (
 
 app = command_app("Show, add, drain, replace and rebalance the servers of a cluster that trains.")
 
-READY_S = 60.0
+RETRY_S = 60.0
+"""For a server that starts, or is started again; one that takes part in a move ends the move."""
 TELL_S = 2.0
 MIB = 2**20
 
@@ -116,9 +117,9 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
     with errors_as_exit_codes():
         endpoints = require_endpoints(split_endpoints(context.obj), "the command")
         # The first one knows the others.
-        transport = GrpcTransport(endpoints[:1], retry_s=0.0, stream=False)
+        transport = GrpcTransport(endpoints[:1], retry_s=RETRY_S, stream=False)
         try:
-            if transport.call(0, GET_MAP, None, ready_s=READY_S).result().server != 0:
+            if transport.call(0, GET_MAP, None).result().server != 0:
                 raise UsageError(
                     f"{endpoints[0]} is not server 0 of its cluster: name that server first"
                 )
@@ -176,9 +177,9 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
         endpoint = after.endpoint_of(server)
         if endpoint in before.endpoints:
             continue
-        transport = GrpcTransport([endpoint], retry_s=0.0, stream=False)
+        transport = GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)
         try:
-            state = transport.call(0, GET_MAP, None, ready_s=READY_S).result()
+            state = transport.call(0, GET_MAP, None).result()
         finally:
             transport.close()
         if state.server is not None:

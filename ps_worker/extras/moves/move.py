@@ -1,9 +1,10 @@
 """The driver of a move of shards, from the map that servers have to the next one; docs/moves.md.
 
-    begin --> copy while all train, until little changes --> hold, drain, close --> the rest --> prepare --> end
+    begin --> copy while all train, until little changes --> hold, drain, close --> copy the rest
+          --> prepare --> end
 
-Until the first server has ended it by the new map, an error or a driver that dies leaves the old one; from then
-on the new one, of which clients tell the servers that do not know it.
+Until the first server has ended it by the new map, an error or a driver that dies leaves the old one; from
+then on the new one, of which clients tell the servers that do not know it.
 """
 
 import logging
@@ -43,8 +44,9 @@ PART_BYTES = 8 * 2**20
 FEW_ROWS = 20_000
 """So many rows are copied while pushes wait: a few milliseconds' work."""
 MOST_ROUNDS = 20
-HOLD_TRIES = 20
-PAUSE_S = 0.25
+HOLD_S = 120.0
+"""For saves, and exchanges of messages, to leave time between them."""
+PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -226,17 +228,18 @@ class Move:
 
     def _hold(self) -> None:
         """Has calls wait, and all pushes before be applied, unless a save or an exchange is under way."""
-        for tries in range(HOLD_TRIES):
+        until = time.monotonic() + HOLD_S
+        while True:
             self._held_at = time.monotonic()
             try:
                 self._hold_at(Phase.DRAIN, merged(self._hold_at(Phase.HOLD)))
                 self._hold_at(Phase.CLOSE)
             except (WaitTimeoutError, ProtocolError) as error:
                 self._hold_at(Phase.RELEASE)
-                if tries == HOLD_TRIES - 1:
+                if time.monotonic() > until:
                     raise
                 logger.info("the move waits: %s", error)
-                time.sleep(PAUSE_S * (1 + tries))
+                time.sleep(PAUSE_S)
                 self._copy_round()
             else:
                 return

@@ -1,0 +1,121 @@
+"""Servers come and go while real processes train, and are killed: the model stays that of a calm run.
+
+CTR_PS_RANDOM_RUNS is the number of runs with moves and kills at random.
+"""
+
+import os
+import random
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_recovery import LIMIT_S, figures, saving
+from tests.support.commands import generated
+from tests.support.running_job import RunningJob, training
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RANDOM_RUNS = int(os.environ.get("CTR_PS_RANDOM_RUNS", "1"))
+EPOCHS = "6"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generated(tmp_path_factory.mktemp("data"), rows=20_000, test_rows=2_000, files=2)
+
+
+def settings(data: Path, folder: Path) -> dict[str, str]:
+    return {**saving(data, folder), "train.epochs": EPOCHS}
+
+
+@pytest.fixture(scope="module")
+def calm(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("calm")
+    with RunningJob(folder, training(settings(data, folder))) as job:
+        return figures(job)
+
+
+def finished(job: RunningJob) -> dict[str, Any]:
+    """Waits for the end of a job some of whose servers were drained, and returns its figures."""
+    codes = job.wait(*job.workers)
+    assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
+    result = job.result()
+    return {name: result[name] for name in ("model_digest", "auc", "log_loss", "examples")}
+
+
+def moved(job: RunningJob, *command: object) -> str:
+    process = job.cluster(*command)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, f"{command}: {output}\n{job.tails}"
+    return output
+
+
+def test_servers_that_come_and_go_leave_the_model_of_a_calm_run(
+    data: Path, tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    with RunningJob(tmp_path, training(settings(data, tmp_path))) as job:
+        job.wait_for_steps()
+        assert "calls waited" in moved(job, "add", job.start_spare())
+        job.restart("server.2")
+        job.restart("worker.1")
+        moved(job, "drain", 1)
+        assert job.wait("server.1", limit_s=LIMIT_S) == {"server.1": 0}
+        job.restart("server.0")
+        job.restart("worker.0")
+        moved(job, "replace", 2, job.start_spare())
+        assert "2 servers" in moved(job, "status")
+        assert finished(job) == calm
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_RUNS))
+def test_moves_and_kills_at_random_leave_the_model_of_a_calm_run(
+    seed: int, data: Path, tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    chance = random.Random(seed)
+    happened: list[str] = []
+    with RunningJob(tmp_path, training(settings(data, tmp_path))) as job:
+        job.wait_for_steps()
+        in_map = {0: "server.0", 1: "server.1"}
+        for _ in range(5):
+            others = [index for index in in_map if index]
+            kinds = ["add"] if not others else ["add", "drain", "replace"]
+            kind = chance.choice(kinds if len(in_map) < 4 else ["drain", "replace"])
+            command: list[object] = [kind]
+            if kind != "add":
+                command.append(chance.choice(others))
+            if kind != "drain":
+                command.append(job.start_spare())
+            process = job.cluster(*command)
+            time.sleep(chance.uniform(0, 2.0))
+            victim = chance.choice([*in_map.values(), *job.workers, job.servers[-1], "driver"])
+            if not job.is_running("worker.0"):
+                process.kill()
+                break
+            if victim == "driver":
+                process.kill()
+            else:
+                job.restart(victim)
+            output, _ = process.communicate(timeout=LIMIT_S)
+            happened.append(f"{command}: kill {victim}: {process.returncode} {output[-300:]}")
+            if not job.is_running("worker.0"):
+                break
+            in_map = _map_of(job, in_map)
+        assert finished(job) == calm, "\n".join(happened)
+
+
+def _map_of(job: RunningJob, before: dict[int, str]) -> dict[int, str]:
+    process = job.cluster("status")
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    if process.returncode:  # the job has ended meanwhile
+        return before
+    names = dict(zip(job.endpoints, job.servers, strict=True))
+    found = re.findall(r"^server (\d+)  (\S+)", output, re.MULTILINE)
+    return {int(index): names[endpoint] for index, endpoint in found}
