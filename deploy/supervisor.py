@@ -148,8 +148,16 @@ class Supervisor:
     once. After `End` nothing more is to be handled.
     """
 
-    def __init__(self, servers: Sequence[str], workers: Sequence[str], policy: Policy) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        workers: Sequence[str],
+        policy: Policy,
+        spares: Sequence[str] = (),
+    ) -> None:
+        """`spares` are servers that wait to be added: the run ends without them."""
         self._servers = servers
+        self._spares = spares
         self._workers = workers
         self._policy = policy
         self.restarts = 0
@@ -159,7 +167,7 @@ class Supervisor:
 
     def started(self) -> None:
         """All processes run, from their start."""
-        self._running = {*self._servers, *self._workers}
+        self._running = {*self._servers, *self._workers, *self._spares}
         self._early: list[str] = []
         self._has_losses = False
         self._refused: _Failure | None = None

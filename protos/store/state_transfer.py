@@ -241,9 +241,12 @@ def join_stretches(block: str, parts: Sequence[tuple[int, BlockState]]) -> Block
 
 
 def concatenated(stretches: Sequence[BlockState]) -> BlockState:
-    """Returns consecutive stretches as one, with the scalars of the first."""
+    """Returns consecutive stretches as one, with the scalars of the first that has elements.
+
+    Those of a piece without elements are never updated.
+    """
     return replace(
-        stretches[0],
+        next((each for each in stretches if each.weights.size), stretches[0]),
         weights=np.concatenate([each.weights for each in stretches]),
         element_state=np.concatenate([each.element_state for each in stretches], axis=1),
     )

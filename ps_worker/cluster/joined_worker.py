@@ -210,6 +210,7 @@ class JoinedWorker:
         self.acknowledgements = Acknowledgements()
         self._transport = transport
         self._renewals: dict[int, Answer[None]] = {}  # by server, those on their way
+        self._renewed_at = placement.epoch
         self._num_barriers = 0
         self._numbers = itertools.count(1)  # of its calls since the last barrier
         self._restart = restart
@@ -217,6 +218,9 @@ class JoinedWorker:
     def renew(self, *, is_last: bool) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
         routing = self._placement.routing
+        if routing.shard_map.epoch != self._renewed_at:
+            self._renewals.clear()  # sent by an older map, which is refused
+            self._renewed_at = routing.shard_map.epoch
         try:
             self._renew(is_last=is_last)
         except WrongServerError as error:

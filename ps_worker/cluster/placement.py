@@ -9,11 +9,12 @@ is gone, is told by the client that meets it.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from ctr_ps.protos.errors import CtrPsError, MovingError, WrongServerError
-from ctr_ps.protos.futures import Combined, Future, results_of_all_ended
+from ctr_ps.protos.futures import Combined, Future
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire import calls, requests
@@ -100,7 +101,9 @@ def settle(transport: Transport) -> ShardMap:
             continue
         if (end := _end_of(state, first)) is not None:
             ends.append(transport.call(server, calls.END_MOVE, end))
-    results_of_all_ended(ends)
+    for ended in ends:
+        with suppress(CtrPsError):  # restarted since, or away: its callers ask again
+            ended.result()
     return first.shard_map
 
 

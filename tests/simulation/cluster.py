@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from ctr_ps.deploy import supervisor
 from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Supervisor, Warn
 from ctr_ps.protos.errors import CtrPsError, LogError
+from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.checkpoint import publish
@@ -28,7 +30,10 @@ from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.rpc.recovery import Progress
 from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.cluster.open_store import open_store
+from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.run.membership import job_ends_by_errors
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
@@ -46,6 +51,7 @@ STEP_S = (0.05, 2.0)  # the work of a batch
 COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
 TORN, WIPE = "power fails in sync of", "wipe"
+MOVE = "move"  # by process `who`: `other` is "add", "drain" or "replace"
 AT_SYNCS = (DISK, TORN)
 NAMES = "names"  # as `other` of TORN: so many `seconds` syncs after the sync of the folder of number `at`
 
@@ -75,6 +81,7 @@ class Setup:
     mode: str = "sync"
     num_servers: int = 2
     num_workers: int = 2
+    num_spares: int = 0
     log_sync: LogSync = LogSync.OS
     settings: tuple[str, ...] = ()  # of the job file
     rows: int = 240
@@ -154,16 +161,24 @@ class Cluster:
         self._loses_power = any(
             f.loses_power if isinstance(f, CallFault) else f.kind in (POWER, TORN) for f in faults
         )
-        self.servers = [f"server.{index}" for index in range(setup.num_servers)]
+        self.servers = [f"server.{index}" for index in range(setup.num_servers + setup.num_spares)]
+        listed = self.servers[: setup.num_servers]
         self.workers = [f"worker.{index}" for index in range(setup.num_workers)]
         self._disk_of: dict[str, Disk] = {
             name: self.disks.add(folder / name) for name in self.servers
         }
-        self.endpoints = tuple(f"{name}:1" for name in self.servers)
+        self.endpoints = tuple(f"{name}:1" for name in listed)
+        self.engines: dict[Process, Engine] = {}
+        self._maps: dict[int, ShardMap] = {}  # by epoch
+        self.network.on_answer = self._require_one_map
+        self._unused = self.servers[setup.num_servers :]
         self.running: dict[str, Process] = {}
         self.outcome = Outcome()
         self._supervisor = Supervisor(
-            self.servers, self.workers, Policy(max_restarts=1000, durability="log")
+            listed,
+            self.workers,
+            Policy(max_restarts=1000, durability="log"),
+            self._unused.copy(),
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
         self._faults = faults
@@ -200,7 +215,7 @@ class Cluster:
         else:
             self.running[name] = process
         kind, _, index = name.partition(".")
-        main = self._serve if kind == "server" else self._train
+        main = {"server": self._serve, "worker": self._train}[kind]
         self.world.tell(process, "starts")
         process.start(partial(self._main, process, partial(main, process, int(index))), "main")
 
@@ -222,6 +237,8 @@ class Cluster:
         if process.is_alive:
             process.kill()
             self.world.tell(process, f"ended with code {code}")
+            if process.name.startswith("driver"):
+                return
             if self._goes_on(process, is_done=code == 0):
                 return
             # Refused, but the other is dead: the launcher starts that again. Of one that was killed, a late
@@ -280,15 +297,17 @@ class Cluster:
         engine = Engine(
             EngineSettings(
                 num_workers=self.setup.num_workers,
-                server_index=index,
-                num_servers=self.setup.num_servers,
+                server_index=index if index < self.setup.num_servers else NO_SERVER,
+                num_servers=self.setup.num_servers if index < self.setup.num_servers else 1,
                 wait_limit_s=self.setup.wait_limit_s,
                 clock=time.time,
                 monotonic=time.monotonic,
                 has_update_log=True,
             )
         )
+        self.engines[process] = engine
         settings = ServerSettings(
+            idle_limit_s=0.0,
             stream_port=None,
             update_log=str(self._disk_of[process.name].folder),
             log_sync=self.setup.log_sync,
@@ -298,7 +317,7 @@ class Cluster:
 
         async def serve() -> str:
             server = Server(
-                engine, settings, address=self.endpoints[index], credentials=Credentials()
+                engine, settings, address=f"{process.name}:1", credentials=Credentials()
             )
             return await server.run(lambda _: self.world.tell(process, "serves"))
 
@@ -324,6 +343,39 @@ class Cluster:
         self.world.tell(process, f"trained examples={summary.examples}")
         return 0
 
+    def _require_one_map(self, process: Process) -> None:
+        """All servers that answer have the same map in an epoch, so each shard has one owner."""
+        if (engine := self.engines.get(process)) is None or engine.shard_map.epoch == 1:
+            return
+        shard_map = engine.shard_map
+        first = self._maps.setdefault(shard_map.epoch, shard_map)
+        if first is not shard_map and first != shard_map:
+            self.outcome.errors.append(f"{process} has another map of epoch {shard_map.epoch}")
+
+    def _moves(self, kind: str, chance: Random) -> int:
+        """A driver moves shards, if there is something to move; it may fail, and leaves no trace then."""
+        transport = GrpcTransport(self.endpoints, stream=False, retry_s=10.0)
+        try:
+            before = connected(transport)
+            states = states_of(transport)
+            weights = weights_of(states)
+            others = before.servers[1:]
+            if kind != "drain" and not self._unused:
+                return 0
+            if kind == "drain" and others:
+                after = without_server(before, chance.choice(others), weights)
+            elif kind == "replace" and others:
+                after = with_another(before, chance.choice(others), f"{self._unused.pop(0)}:1")
+            elif kind == "add":
+                after = with_server(before, f"{self._unused.pop(0)}:1", weights)
+            else:
+                return 0
+            Move(transport, states, after).run()
+            self.world.tell("driver", f"moved to epoch {after.epoch}")
+        finally:
+            transport.close()
+        return 0
+
     # Faults
 
     def _prepare(self, fault: Fault) -> None:
@@ -340,6 +392,13 @@ class Cluster:
 
     def _happen(self, fault: Fault) -> None:
         process = self.running.get(fault.who)
+        if fault.kind == MOVE:
+            if process is None and not self._is_over:
+                self.world.tell("fault", str(fault))
+                driver = self.running[fault.who] = self.world.process(fault.who)
+                moves = partial(self._moves, fault.other, Random(str(fault)))
+                driver.start(partial(self._main, driver, moves), "main")
+            return
         if fault.kind == CUT:
             self.world.tell("fault", str(fault))
             self.network.cut(fault.who, fault.other)
@@ -373,6 +432,8 @@ class Cluster:
             return
         process.kill()
         self.world.tell(process, "is killed")
+        if process.name.startswith("driver"):
+            return
         if self._goes_on(process, is_done=False):
             return
         if loses_power:

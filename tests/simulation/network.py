@@ -81,6 +81,7 @@ class Network:
         self.replace: Callable[[Process, float], None] = lambda _, __: None
         self.happened: list[CallFault] = []
         self.wrong: list[str] = []
+        self.on_answer: Callable[[Process], None] = lambda _: None
         # number of the start of the process that answers, and that has its place, by name
         self._newest: dict[str, int] = {}
         self._holders: dict[str, int] = {}
@@ -109,6 +110,7 @@ class Network:
 
         Nor may it give a place of which it has heard within a lease.
         """
+        self.on_answer(server)
         newest = self._newest.setdefault(server.name, server.number)
         if server.number < newest:
             self.wrong.append(f"{server} answers, but start {newest} of it has answered before")

@@ -25,6 +25,7 @@ from tests.simulation.cluster import (
     CUT,
     DISK,
     KILL,
+    MOVE,
     NAMES,
     PAUSE,
     POWER,
@@ -66,6 +67,9 @@ OF_MODES = {
     "async": {"PushGrad": 12, "PullSparse": 12, "PullDense": 16, "AllReduce": 3},
     COUNTERS: {"PushGrad": 40, "PullSparse": 12, "Barrier": 3},
 }
+OF_MOVES = {"BeginMove": 1, "TakeMoved": 4, "PutMoved": 4, "HoldMove": 3, "GetJobState": 1}
+OF_MOVES |= {"PrepareMove": 1, "EndMove": 2, "GetMap": 3}
+MOVES_SHARE = 0.5
 NEVER_S = 1e6
 OF_DATA = {"sync": "PushPull", "half_async": "PushPull", "async": "PushGrad", COUNTERS: "PushGrad"}
 
@@ -78,7 +82,9 @@ def setup_of(seed: int) -> Setup:
     )
     deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
     num_workers = random.choice((1, 2, 2, 3))
+    moves = Random(f"moves {seed}").random() < MOVES_SHARE
     setup = Setup(
+        num_spares=3 if moves else 0,
         mode=random.choice(
             ("sync", "sync", "sync", COUNTERS, COUNTERS, COUNTERS, "half_async", "async")
         ),
@@ -105,7 +111,32 @@ def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
         return faults.outages()
     return [
         each for _ in range(faults.random.choice((0, 2, 4, 6, 9, 12))) for each in faults.some()
-    ]
+    ] + moves_of(seed, setup)
+
+
+def moves_of(seed: int, setup: Setup) -> list[AnyFault]:
+    """Returns moves of shards, and what goes wrong with their calls."""
+    if not setup.num_spares:
+        return []
+    random = Random(f"moves of {seed}")
+    length_s = 6.0 if (setup.pace_s if setup.mode == COUNTERS else setup.step_s[1]) < 1.0 else 20.0
+    found: list[AnyFault] = []
+    servers = [f"server.{index}" for index in range(setup.num_servers + setup.num_spares)]
+    for number in range(random.choice((1, 2, 3))):
+        driver = f"driver.{number}"
+        kind = random.choice(("add", "add", "drain", "replace"))
+        at = random.uniform(0.5, length_s)
+        found.append(Fault(MOVE, at, driver, kind))
+        if random.random() < 0.3:
+            found.append(Fault(KILL, at + random.uniform(0.0, 2.0), driver))
+        for _ in range(random.choice((0, 0, 1, 2))):
+            call = random.choice(list(OF_MOVES))
+            fault_kind = random.choice((*CALL_FAULTS[:-1], *OF_SERVERS))
+            seconds = random.choice((0.03, 1.0, 6.0)) if fault_kind in HAVE_SECONDS else 0.0
+            server = random.choice(servers[: setup.num_servers + 1 + number])
+            number_of_call = random.randrange(OF_MOVES[call])
+            found.append(CallFault(fault_kind, driver, server, call, number_of_call, seconds))
+    return found
 
 
 class _Faults:

@@ -47,6 +47,7 @@ MOST_ROUNDS = 20
 HOLD_S = 120.0
 """For saves, and exchanges of messages, to leave time between them."""
 PAUSE_S = 0.1
+DECLARED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -198,6 +199,13 @@ class Move:
         return self._transport.call(server, calls.TAKE_MOVED, request).result()
 
     def _put(self, moved: Moved) -> None:
+        new = {each.table for each in moved.rows}.difference(self._tables)
+        until = time.monotonic() + DECLARED_S
+        while new.difference(self._tables):  # the job has declared them since, on some servers
+            if time.monotonic() > until:
+                raise ProtocolError(f"tables {sorted(new)} are not on all servers")
+            time.sleep(PAUSE_S)
+            self._look_at_specs()
         pending = []
         for server, part in self._split(moved).items():
             self._num_put[server] += 1
@@ -251,11 +259,19 @@ class Move:
         ]
         return results_of_all_ended(pending)
 
-    def _copy_rest(self) -> None:
-        state = self._transport.call(0, calls.GET_MAP, None).result()
-        self._tables = {spec.name: spec for spec in state.tables}
+    def _look_at_specs(self) -> None:
+        states = [
+            self._transport.call(server, calls.GET_MAP, None).result()
+            for server in self._old.servers
+        ]
+        on_all = set.intersection(*({spec.name for spec in each.tables} for each in states))
+        state = states[0]
+        self._tables = {spec.name: spec for spec in state.tables if spec.name in on_all}
         self._blocks = {spec.name: spec for spec in state.blocks}
         self._declare()
+
+    def _copy_rest(self) -> None:
+        self._look_at_specs()
         self._copy_round(with_counts=True)
         routing = Routing(self._before, CHUNK_BYTES, self._tables, self._blocks)
         parts = state_transfer.parts_of_pull(routing, {}, [*self._blocks])
