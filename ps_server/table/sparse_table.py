@@ -253,10 +253,15 @@ class SparseTable:
             counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
             admitted=admitted,
             now=seconds_of(self._clock),
-            source=NOBODY if self.spec.is_bfloat16 else source,
+            source=source if self._has_own_changes else NOBODY,
             draw=np.uint64(draw),
         )
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
+
+    @property
+    def _has_own_changes(self) -> bool:
+        """Whether a change is known to who made it: a move is no subscriber, and rounding changes more."""
+        return self._regions.subscribers.num_subscribers > 0 and not self.spec.is_bfloat16
 
     def _apply(self, hyper: Any, push: Push, start: int) -> int:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
