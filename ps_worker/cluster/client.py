@@ -173,7 +173,11 @@ class ClusterClient:
         return self._joined(worker).member
 
     def create_table(self, spec: TableSpec) -> None:
-        results(self._call_all(calls.CREATE_TABLE, spec))
+        def start(_: Routing) -> Future[list[None]]:
+            pending = self._call_all(calls.CREATE_TABLE, spec)
+            return Combined(lambda: results(pending))
+
+        self._placement.placed(start).result()
         self._routing.tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
