@@ -13,16 +13,16 @@ from ctr_ps.protos.errors import (
     TransportError,
     UsageError,
 )
-from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member
-from ctr_ps.protos.wire.calls import GET_STATUS
+from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
 from ctr_ps.protos.wire.requests import Join
 from ctr_ps.protos.wire.security.credentials import TLS_CA
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.joined_worker import ABORT_S, abort_on_each
-from ctr_ps.ps_worker.cluster.placement import settle, shard_map_of
+from ctr_ps.ps_worker.cluster.placement import settle
 from ctr_ps.ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -95,9 +95,11 @@ def wait_for_servers(
     while True:
         looked = clock()
         left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
-        failures = _look(transport, missing, min(look_s, left_s))
-        if 0 not in failures and _is_newer(transport):
-            missing = transport.shard_map.servers
+        failures, newest = _look(transport, missing, min(look_s, left_s))
+        if newest is not None and newest.epoch > transport.shard_map.epoch:
+            transport.use(newest)
+            settle(transport)
+            missing = newest.servers
             continue
         if not failures:
             return
@@ -124,12 +126,15 @@ def wait_for_servers(
         sleep(max(looked + FIRST_LOOK_S - clock(), 0.0))
 
 
-def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[int, TransportError]:
-    """Asks servers who they are; returns those that did not answer within `wait_s`.
+def _look(
+    transport: Transport, servers: Sequence[int], wait_s: float
+) -> tuple[dict[int, TransportError], ShardMap | None]:
+    """Asks servers who they are; returns those that did not answer within `wait_s`, and the first one's map.
 
     Raises ProtocolError if one is not the server that its place in the list says.
     """
     calls = {server: transport.call(server, GET_STATUS, None, ready_s=wait_s) for server in servers}
+    asked = transport.call(0, GET_MAP, None, ready_s=wait_s)
     failures = {}
     for server, call in calls.items():
         try:
@@ -147,17 +152,10 @@ def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[i
                 f"{status.num_servers}, but server {server} of {shard_map.num_servers} in this worker's "
                 "list: give all processes the same list of servers"
             )
-    return failures
-
-
-def _is_newer(transport: Transport) -> bool:
-    """Takes over the map of the first server if it is newer than the list that this process was given."""
-    shard_map = shard_map_of(transport)
-    if shard_map.epoch <= transport.shard_map.epoch:
-        return False
-    transport.use(shard_map)
-    settle(transport)
-    return True
+    try:
+        return failures, asked.result().shard_map
+    except TransportError as failure:
+        return {0: failure, **failures}, None
 
 
 def _why(transport: Transport, server: int) -> str:

@@ -70,7 +70,7 @@ class Placement:
             if known.epoch > routing.shard_map.epoch:
                 return self.routing
             shard_map = settle(self._transport)
-            if shard_map.epoch == known.epoch:
+            if shard_map.epoch <= known.epoch:
                 if isinstance(error, MovingError):
                     return routing
                 raise error
