@@ -36,6 +36,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.futures import Answer, Answered
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import Call
@@ -76,6 +77,9 @@ class Clock:
 class _AtOnce(Answered[Any]):
     """An answer that was there from the start."""
 
+    def sent(self) -> Any:
+        """No-op: no call is made again, as no shard moves."""
+
     def wait(self, seconds: float) -> bool:
         return True
 
@@ -94,7 +98,8 @@ class TimedTransport:
 
     def __init__(self, stores: Sequence[ParameterStore], clock: Clock) -> None:
         """Calls `stores`, in their order."""
-        self.endpoints = [f"store-{index}:0" for index in range(len(stores))]
+        endpoints = [f"store-{index}:0" for index in range(len(stores))]
+        self.shard_map = ShardMap.of(len(stores), endpoints)
         self._handlers = [Handlers(store.engine) for store in stores]
         self._clock = clock
 
@@ -119,6 +124,9 @@ class TimedTransport:
     def _through(self, codec: Codec[T], value: T) -> T:
         data = self._clock.timed("encode", lambda: codec.encode(value))
         return self._clock.timed("decode", lambda: codec.decode(data))
+
+    def use(self, shard_map: ShardMap) -> None:
+        """No-op: no shard moves."""
 
     def close(self) -> None:
         """No-op: the stores stay."""

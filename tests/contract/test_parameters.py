@@ -311,9 +311,9 @@ def test_unknown_names_are_refused(store):
     assert store.digest() == before
 
 
-@pytest.mark.parametrize("num_servers", [1, 3])
-def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_servers: int):
-    """The last server has another map, so that the others could have answered."""
+@pytest.mark.parametrize(("num_servers", "epoch"), [(1, 0), (3, 5)])
+def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_servers, epoch):
+    """The last server has another map, so that the others could have answered; the first has no newer one."""
     with cluster(num_servers=num_servers) as servers:
         client = servers.client()
         declare(client)
@@ -321,9 +321,10 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
         client.push_grad(random_gradients(0), push_id()).result()
         last = servers.stores[-1]
         digests = last.engine.parameters.shard_digests()
-        last.engine.shard_map = replace(last.engine.shard_map, epoch=5)
+        last.engine.shard_map = replace(last.engine.shard_map, epoch=epoch)
 
-        refused = rf"epoch 1, but the map of server {num_servers - 1} of {num_servers} is of epoch 5: connect"
+        its = f"server {num_servers - 1} of {num_servers} is of epoch {epoch}"
+        refused = f"epoch 1, but the map of {its}: connect"
         for call in (
             lambda: client.push_grad(random_gradients(1), push_id(sequence=1)),
             lambda: client.pull_sparse({"deep": KEYS}, missing=Missing.ZEROS),

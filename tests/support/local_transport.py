@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.wire.calls import Call, Codec
 from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
 from ctr_ps.ps_server.store import ParameterStore
@@ -19,8 +20,9 @@ A = TypeVar("A")
 class Answer(Generic[T]):
     """A future that is computed at the first request of its result."""
 
-    def __init__(self, compute: Callable[[], T]) -> None:
+    def __init__(self, compute: Callable[[], T], sent: Callable[[], Any] = lambda: None) -> None:
         self._compute = compute
+        self.sent = sent  # returns the argument of the call
         self._outcome: Callable[[], T] | None = None
 
     def result(self) -> T:
@@ -78,7 +80,8 @@ class LocalTransport:
     joins: bool = True
 
     def __post_init__(self) -> None:
-        self.endpoints = [f"ps-{server}:1" for server in range(len(self.stores))]
+        size = len(self.stores)
+        self.shard_map = ShardMap.of(size, [f"ps-{server}:1" for server in range(size)])
         if self.joins:
             for store in self.stores:
                 joined(store)
@@ -91,8 +94,9 @@ class LocalTransport:
         if call.name in self.answers:
             return Answer(lambda: self.answers[call.name](server))
         handlers = self._handlers[server]
+        message = call.request.encode(argument)
         try:
-            first, *others = handlers.parts_of(call, through(call.request, argument))
+            first, *others = handlers.parts_of(call, call.request.decode(message))
             future = handlers.start(*first)
         except CtrPsError as error:
             return Answer(_raising(error))
@@ -101,7 +105,10 @@ class LocalTransport:
             answers = [future.result(), *(handlers.start(*each).result() for each in others)]
             return through(call.answer, answer_of_parts(answers))
 
-        return Answer(answer)
+        return Answer(answer, lambda: call.request.decode(message))
+
+    def use(self, shard_map: ShardMap) -> None:
+        self.shard_map = shard_map
 
     def close(self) -> None:
         self.is_closed = True

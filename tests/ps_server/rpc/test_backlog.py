@@ -125,7 +125,7 @@ def test_calls_over_the_backlog_are_refused_until_it_is_worked_off(start, limits
 def test_refused_call_is_not_decoded(start) -> None:
     """What is no message would be an error of another kind."""
     transport, _ = start(Backlog(max_calls=0))
-    with grpc.insecure_channel(transport.endpoints[0]) as channel:
+    with grpc.insecure_channel(transport.shard_map.endpoints[0]) as channel:
         garbage = b"\xff" * 1000
 
         def error_of(name: str) -> tuple[grpc.StatusCode, str]:
@@ -139,7 +139,7 @@ def test_refused_call_is_not_decoded(start) -> None:
 
 def test_bytes_that_are_no_message_are_refused(start) -> None:
     transport, _ = start(Backlog())
-    method = grpc.insecure_channel(transport.endpoints[0])
+    method = grpc.insecure_channel(transport.shard_map.endpoints[0])
     with method as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary(f"/{calls.SERVICE}/PushGrad")(b"\xff" * 9, timeout=10)
 

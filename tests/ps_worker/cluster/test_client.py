@@ -446,7 +446,7 @@ def test_clocks_are_kept_by_the_first_server_alone():
 
     assert client.advance(0, 5, at_least=-3).result() == 5
 
-    request = Advance(member=member(0), clock=5, at_least=0, after_barrier=1)
+    request = Advance(member=member(0), clock=5, at_least=0, after_barrier=1, shard_map_epoch=1)
     assert transport.calls == [(0, "Advance", request)]
 
 

@@ -2,12 +2,15 @@
 
 import logging
 import re
+from typing import Any
 
 import pytest
 
 from ctr_ps.protos.errors import ProtocolError, RecoveringError, TransportError
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import ServerStatus, Staleness, StoreStatus
-from ctr_ps.protos.wire.calls import GET_STATUS, Call
+from ctr_ps.protos.store.moves import MapState
+from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS, Call
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
@@ -20,6 +23,16 @@ from tests.support.processes import free_port
 STATUS = StoreStatus(
     version=0, tables={}, examples={}, left=frozenset(), staleness=Staleness(), progress={}
 )
+UNMOVED = {
+    "server": 0,
+    "num_members": 1,
+    "move": "",
+    "is_prepared": False,
+    "last_move": "",
+    "tables": [],
+    "blocks": [],
+    "rows": [],
+}
 
 
 class Servers:
@@ -27,6 +40,7 @@ class Servers:
 
     def __init__(self, up_at: list[float], identities: list[tuple[int, int]] | None = None) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(up_at))]
+        self.shard_map = self.newest = ShardMap.of(len(up_at), self.endpoints)
         self.now = 0.0
         self.looks: list[tuple[int, float]] = []
         self.num_failures = 0
@@ -34,24 +48,34 @@ class Servers:
         self._identities = identities or [(server, len(up_at)) for server in range(len(up_at))]
 
     def call(
-        self, server: int, call: Call[None, ServerStatus], _: None, *, ready_s: float
-    ) -> Answer[ServerStatus]:
-        assert call is GET_STATUS
-        if ready_s:
+        self, server: int, call: Call[None, Any], _: None, *, ready_s: float | None = None
+    ) -> Answer[ServerStatus | MapState]:
+        if ready_s and call is GET_STATUS:
             self.looks.append((server, ready_s))
-        until = self.now + ready_s
+        until = self.now + (ready_s or 0.0)
 
-        def answer() -> ServerStatus:
+        def answer() -> ServerStatus | MapState:
             if self._up_at[server] > until:
                 self.now = max(self.now, until)
                 raise TransportError(f"{self.endpoints[server]} refused")
             self.now = max(self.now, self._up_at[server])
-            return ServerStatus(STATUS, *self._identities[server])
+            return self.says(server, call)
 
         return Answer(answer)
 
-    def fail(self, server: int) -> ServerStatus:
-        self.num_failures += 1
+    def says(self, server: int, call: Call[None, Any]) -> ServerStatus | MapState:
+        if call is GET_STATUS:
+            return ServerStatus(
+                STATUS, *self._identities[server], shard_map_epoch=self.newest.epoch
+            )
+        assert call is GET_MAP
+        return MapState(shard_map=self.newest, **UNMOVED)
+
+    def use(self, shard_map: ShardMap) -> None:
+        self.shard_map = shard_map
+
+    def fail(self, server: int, call: Call[None, Any]) -> ServerStatus:
+        self.num_failures += call is GET_STATUS
         raise TransportError(f"{self.endpoints[server]} is no server")
 
     def wait(self, limit_s: float) -> None:
@@ -69,13 +93,13 @@ class Recovering(Servers):
         self._progress = progress
 
     def call(
-        self, server: int, call: Call[None, ServerStatus], _: None, *, ready_s: float
-    ) -> Answer[ServerStatus]:
-        def answer() -> ServerStatus:
+        self, server: int, call: Call[None, Any], _: None, *, ready_s: float
+    ) -> Answer[ServerStatus | MapState]:
+        def answer() -> ServerStatus | MapState:
             if self.now < self._up_at[server]:
                 done = int(self.now) if self._progress is None else self._progress
                 raise RecoveringError("recovering", progress=done)
-            return ServerStatus(STATUS, *self._identities[server])
+            return self.says(server, call)
 
         return Answer(answer)
 
@@ -113,6 +137,33 @@ def test_missing_servers_are_named_at_once_and_then_every_ten_seconds(caplog):
     assert servers.now == 15.0
 
 
+def test_servers_of_a_newer_map_are_waited_for_in_place_of_the_list() -> None:
+    """Of the three in the list, the second has left the cluster, and another was added."""
+    servers = Servers([0.0, 1e9, 0.0, 5.0])
+    servers.shard_map = ShardMap.of(3, servers.endpoints[:3])
+    owners = tuple([0, 2, 3, 0] * 256)
+    servers.newest = ShardMap(2, (0, 2, 3), owners, ("ps-0:1", "ps-2:1", "ps-3:1"))
+
+    servers.wait(60.0)
+
+    assert servers.shard_map is servers.newest
+    assert servers.now == 5.0
+
+
+def test_first_server_that_is_away_again_is_waited_for() -> None:
+    servers = Servers([0.0, 9.0])
+
+    def says(server: int, call: Call[None, Any]) -> ServerStatus | MapState:
+        if call is GET_MAP and servers.now < 5.0:
+            raise TransportError("ps-0:1 refused")
+        return Servers.says(servers, server, call)
+
+    servers.says = says
+    servers.wait(60.0)
+
+    assert servers.now == 9.0
+
+
 def test_servers_that_never_come_are_listed_when_the_time_is_up():
     servers = Servers([0.0, 1e9, 1e9])
 
@@ -127,7 +178,7 @@ def test_servers_that_never_come_are_listed_when_the_time_is_up():
 
 def test_something_else_that_answers_is_not_asked_without_pause(caplog):
     servers = Servers([0.0])
-    servers.call = lambda server, *_, ready_s: Answer(lambda: servers.fail(server))
+    servers.says = lambda server, call: servers.fail(server, call)
 
     with caplog.at_level(logging.INFO), pytest.raises(TransportError, match="is no server"):
         servers.wait(25.0)

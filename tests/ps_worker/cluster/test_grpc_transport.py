@@ -430,7 +430,7 @@ def test_push_whose_reply_was_lost_is_not_applied_twice(code, monkeypatch):
         store = servers.stores[0]
         servers.client()  # joins
         with transport_to_first(servers) as transport:
-            send = transport.connection.methods[0]["PushGrad"].future
+            send = transport.connection.servers[0].methods["PushGrad"].future
             replies = iter([code])
 
             def send_once(*args: Any, **options: Any) -> Any:
@@ -438,7 +438,7 @@ def test_push_whose_reply_was_lost_is_not_applied_twice(code, monkeypatch):
                 return next((LostReply(sent, lost) for lost in replies), sent)
 
             monkeypatch.setitem(
-                transport.connection.methods[0],
+                transport.connection.servers[0].methods,
                 "PushGrad",
                 SimpleNamespace(future=send_once),
             )

@@ -67,7 +67,7 @@ def rows_of(table: str, keys: Keys) -> Values:
 @pytest.mark.parametrize("num_servers", SERVERS)
 def test_each_key_is_asked_of_its_server_once(num_servers: int) -> None:
     asked: dict[tuple[str, int], int] = {}
-    for server, parts in enumerate(routing(num_servers).split_pull(KEYS)):
+    for server, parts in routing(num_servers).split_pull(KEYS).items():
         for table, positions in [each for part in parts for each in part.items()]:
             for position in positions.tolist():
                 assert (table, position) not in asked
@@ -87,7 +87,7 @@ def test_answers_become_rows_in_the_order_of_keys(num_servers: int) -> None:
     for out in rows.values():
         out.fill(np.nan)
 
-    for part in [part for parts in routes.split_pull(KEYS) for part in parts]:
+    for part in [part for parts in routes.split_pull(KEYS).values() for part in parts]:
         answer = {table: rows_of(table, KEYS[table][where]) for table, where in part.items()}
         routes.write_rows(answer, part, rows)
 
@@ -98,7 +98,7 @@ def test_answers_become_rows_in_the_order_of_keys(num_servers: int) -> None:
 @pytest.mark.parametrize("num_servers", SERVERS)
 def test_answers_to_the_parts_of_a_pull_fill_messages(num_servers: int) -> None:
     """None is over the limit, and none has room for the first row of the next."""
-    for parts in routing(num_servers).split_pull(KEYS):
+    for parts in routing(num_servers).split_pull(KEYS).values():
         rows = [[table for table, where in part.items() for _ in where] for part in parts]
         for own, after in zip(rows, [*rows[1:], []], strict=True):
             assert message_bytes(own) <= CHUNK_BYTES
@@ -114,7 +114,10 @@ def test_server_without_keys_has_a_part_of_no_rows() -> None:
 
     parts = routing(2).split_pull(none)
 
-    assert [[part["deep"].tolist() for part in each] for each in parts] == [[[]], [[]]]
+    assert {server: [part["deep"].tolist() for part in each] for server, each in parts.items()} == {
+        0: [[]],
+        1: [[]],
+    }
 
 
 def test_answer_of_another_width_is_refused() -> None:
@@ -135,7 +138,7 @@ def test_pieces_become_whole_blocks(num_servers: int) -> None:
     routes = routing(num_servers)
     into = {block: np.full(length, np.nan, np.float32) for block, length in LENGTHS.items()}
 
-    for server, parts in enumerate(routes.split_pieces(LENGTHS)):
+    for server, parts in routes.split_pieces(LENGTHS).items():
         assert sorted(block for part in parts for block in part) == ["bias", "tower"]
         for part in parts:
             pieces = {block: elements_of(block, server, num_servers) for block in part}
@@ -153,11 +156,14 @@ def elements_of(block: str, server: int, num_servers: int) -> Values:
 
 def test_pieces_share_a_message_only_where_they_fit() -> None:
     """Of two servers, each has 4 bytes of the bias and 200 or 204 of the tower."""
-    assert routing(2, chunk_bytes=203).split_pieces(LENGTHS) == [[["tower"], ["bias"]]] * 2
-    assert routing(2, chunk_bytes=204).split_pieces(LENGTHS) == [
-        [["tower", "bias"]],
-        [["tower"], ["bias"]],
-    ]
+    assert routing(2, chunk_bytes=203).split_pieces(LENGTHS) == {
+        0: [["tower"], ["bias"]],
+        1: [["tower"], ["bias"]],
+    }
+    assert routing(2, chunk_bytes=204).split_pieces(LENGTHS) == {
+        0: [["tower", "bias"]],
+        1: [["tower"], ["bias"]],
+    }
 
 
 @pytest.mark.parametrize("num_servers", SERVERS)
@@ -169,7 +175,7 @@ def test_each_gradient_reaches_its_server_once(num_servers: int) -> None:
     rows: dict[tuple[str, int], tuple[int, list[float]]] = {}
     elements: dict[tuple[str, int], tuple[int, float]] = {}
 
-    for server, chunks in enumerate(routing(num_servers).split_push(gradients, bfloat16=True)):
+    for server, chunks in routing(num_servers).split_push(gradients, bfloat16=True).items():
         assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
         for chunk in chunks:
             assert (chunk.num_chunks, chunk.bfloat16) == (len(chunks), True)
@@ -255,7 +261,7 @@ def test_each_state_reaches_its_server_once(num_servers: int) -> None:
         },
     )
 
-    for server, chunks in enumerate(state_transfer.split_push(routing(num_servers), state)):
+    for server, chunks in state_transfer.split_push(routing(num_servers), state).items():
         rows = [found for chunk in chunks for _, found in chunk.rows]
         keys = np.concatenate([found.keys for found in rows])
         own = [key for key in KEYS["deep"] if server_of(int(key), 64, num_servers) == server]

@@ -61,13 +61,13 @@ def transport_to(
 ) -> Iterator[tuple[GrpcTransport, StreamChannel]]:
     with closing(GrpcTransport(servers.endpoints, retry_s=LIMIT_S, **settings)) as transport:
         transport.call(0, calls.PULL_SPARSE, pull()).result()
-        yield transport, transport.connection.channels[0]
+        yield transport, transport.connection.servers[0].channel
 
 
 def test_calls_that_move_data_go_over_the_stream_once_it_is_open(servers):
     with transport_to(servers) as (transport, channel):
         open_stream(channel)
-        transport.connection.methods[0]["PullSparse"]._method = None  # gRPC's
+        transport.connection.servers[0].methods["PullSparse"]._method = None  # gRPC's
 
         answers = [transport.call(0, calls.PULL_SPARSE, pull()) for _ in range(20)]
 
@@ -119,7 +119,7 @@ def test_another_server_at_the_port_gets_no_call(servers, credentials, monkeypat
     with closing(GrpcTransport(servers.endpoints[:1])) as transport:
         for _ in range(20):
             assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
-            assert transport.connection.channels[0].stream is None
+            assert transport.connection.servers[0].channel.stream is None
 
 
 def test_port_that_cannot_be_reached_is_told_and_tried_ever_more_rarely(
@@ -228,7 +228,7 @@ def test_large_frames_arrive_whole_from_many_threads(servers):
     request = replace(pull(), keys={"wide": keys})
     with transport_to(servers) as (transport, channel):
         open_stream(channel)
-        transport.connection.methods[0]["PullSparse"]._method = None  # gRPC's
+        transport.connection.servers[0].methods["PullSparse"]._method = None  # gRPC's
         with futures.ThreadPoolExecutor(4) as pool:
             answers = pool.map(
                 lambda _: transport.call(0, calls.PULL_SPARSE, request).result(), range(40)
@@ -244,7 +244,7 @@ def test_server_whose_certificate_has_another_name_gets_no_call(tmp_path, monkey
         one_server(credentials=credentials) as servers,
         closing(GrpcTransport(servers.endpoints, credentials=credentials)) as transport,
     ):
-        channel = transport.connection.channels[0]
+        channel = transport.connection.servers[0].channel
         channel._credentials = replace(credentials, server_name="another")
         assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
         wait_until(lambda: "cannot reach port" in caplog.text)

@@ -228,27 +228,27 @@ class Numbered:
 
 @dataclass
 class Wanted:
-    """Its message has `at` without `optional`."""
+    """Its message has `version` without `optional`."""
 
-    at: int | None
+    version: int | None
 
 
 @dataclass
 class Unknown:
-    at: complex
+    version: complex
 
 
 @pytest.mark.parametrize(
     ("unlike", "problem"),
     [
-        (Numbered, r"fields \['number', 'wanted'\], .*WaitVersionRequest has \['at'\]"),
-        (Wanted, "WaitVersionRequest.at is not optional"),
-        (Unknown, "WaitVersionRequest.at: no codec for .*complex"),
+        (Numbered, r"fields \['number', 'wanted'\], .*WaitVersionResponse has \['version'\]"),
+        (Wanted, "WaitVersionResponse.version is not optional"),
+        (Unknown, "WaitVersionResponse.version: no codec for .*complex"),
     ],
 )
 def test_dataclass_unlike_its_message_is_refused(unlike: type, problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
-        record(unlike)(parameter_server_pb2.WaitVersionRequest.DESCRIPTOR)
+        record(unlike)(parameter_server_pb2.WaitVersionResponse.DESCRIPTOR)
 
 
 def test_value_is_the_only_field_of_its_message() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ctr_ps.protos.errors import AbortedError, ProtocolError, TransportError, WaitTimeoutError
 from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.wire.heter import Attend, Train, Trained
 from ctr_ps.ps_worker.cluster.transport import Transport
@@ -175,7 +176,7 @@ def test_a_worker_says_which_answers_have_arrived() -> None:
     settled: list[int] = []
 
     class Answering:
-        endpoints = ("127.0.0.1:1",)
+        shard_map = ShardMap.of(1, ["127.0.0.1:1"])
 
         def call(self, server: int, call: object, batch: Train) -> Answered[Trained]:
             settled.append(batch.settled)
