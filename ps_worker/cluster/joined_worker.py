@@ -210,7 +210,7 @@ class JoinedWorker:
         self.acknowledgements = Acknowledgements()
         self._transport = transport
         self._renewals: dict[int, Answer[None]] = {}  # by server, those on their way
-        self._renewed_at = placement.epoch
+        self._renewed_by = placement.epoch  # of the map that they were placed by
         self._num_barriers = 0
         self._numbers = itertools.count(1)  # of its calls since the last barrier
         self._restart = restart
@@ -218,25 +218,24 @@ class JoinedWorker:
     def renew(self, *, is_last: bool) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
         routing = self._placement.routing
-        if routing.shard_map.epoch != self._renewed_at:
-            self._renewals.clear()  # sent by an older map, which is refused
-            self._renewed_at = routing.shard_map.epoch
         try:
-            self._renew(is_last=is_last)
+            self._renew(routing.shard_map.epoch, is_last=is_last)
         except WrongServerError as error:
             self._placement.newer(routing, error)
 
-    def _renew(self, *, is_last: bool) -> None:
+    def _renew(self, epoch: int, *, is_last: bool) -> None:
         request = requests.Renew(
             member=self.member,
             is_last=is_last,
             acknowledged=self.acknowledgements.told(),
-            shard_map_epoch=self._placement.epoch,
+            shard_map_epoch=epoch,
         )
         limit_s = LONGEST_RENEWAL_S if self.lease is None else self.lease.renewal_s
         if is_last:
             results_of_all_ended(call_all(self._transport, calls.RENEW, request, ready_s=limit_s))
             return
+        if self._renewed_by != epoch:  # all servers refuse what an older map has placed
+            self._renewed_by, self._renewals = epoch, {}
         renewals = self._renewals
         for server in self._transport.shard_map.servers:
             if server not in renewals:
