@@ -336,6 +336,20 @@ def test_renewal_reaches_servers_while_another_one_is_away(monkeypatch):
         client.renew(0)
 
 
+def test_renewals_go_on_by_a_newer_map_that_all_servers_have():
+    """Each of them refuses the first; the answers of the others are still there at the next."""
+    transport = transport_to(3)
+    client = joined_client(transport)
+    for store in transport.stores:
+        store.engine.shard_map = replace(store.engine.shard_map, epoch=FIRST_EPOCH + 1)
+
+    for _ in range(3):
+        client.renew(0)
+
+    renewals = [argument for _, name, argument in transport.calls if name == "Renew"]
+    assert [each.shard_map_epoch for each in renewals] == [1, 1, 1, 2, 2, 2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_refused_renewal_is_told_though_another_server_is_away(refusing, monkeypatch):
     transport = transport_to(2)
