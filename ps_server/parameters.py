@@ -8,7 +8,7 @@ Tables and blocks lock themselves; the lock here guards only their names.
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.protos.chunking import require_values
 from ctr_ps.protos.errors import (
+    CheckpointError,
     OverloadedError,
     ProtocolError,
     SpecConflictError,
@@ -524,16 +525,20 @@ class Parameters:
                     yield Moved(counters=[MovedCounters(name, shard, counters)])
 
     def put_moved(self, moved: Moved) -> None:
-        """Takes over what another server had, to have it from `place` on."""
-        for each in moved.rows:
-            rows = Rows(each.keys, each.weights, each.state, each.statistics)
-            table = self.table(each.table)
-            table.put_moved(rows, each.removed, candidates=each.are_candidates)
-        for counted in moved.counters:
-            table = self.table(counted.table)
-            if counted.shard in table.shards:
-                raise ProtocolError(f"counters of shard {counted.shard} were moved to their server")
-            table.write_counters(counted.shard, counted.counters)
+        """Takes over what another server had, to have it from `place` on.
+
+        Raises ProtocolError if it does not fit the tables that were declared here.
+        """
+        with _refused_as_moved():
+            for each in moved.rows:
+                rows = Rows(each.keys, each.weights, each.state, each.statistics)
+                table = self.table(each.table)
+                table.put_moved(rows, each.removed, candidates=each.are_candidates)
+            for counted in moved.counters:
+                table, shard = self.table(counted.table), counted.shard
+                if shard in table.shards or shard >= table.spec.num_shards:
+                    raise ProtocolError(f"counters of shard {shard} were moved to a wrong server")
+                table.write_counters(shard, counted.counters)
         for name, start, stretch in moved.blocks:
             self._moved_blocks.setdefault(name, []).append((start, stretch))
 
@@ -543,7 +548,10 @@ class Parameters:
         for name, block in self._blocks.items():
             new = DenseTable(block.spec, server_index=server_index, shard_map=shard_map)
             if new.length:
-                new.restore(join_stretches(name, self._moved_blocks.get(name, [])))
+                if name not in self._moved_blocks:
+                    raise ProtocolError(f"no element of dense block {name!r} was moved here")
+                with _refused_as_moved():
+                    new.restore(join_stretches(name, self._moved_blocks[name]))
             if block.spec.values_digest:
                 new.declare(block.spec, new.export().weights)
             blocks[name] = new
@@ -588,6 +596,15 @@ class Parameters:
         for block in blocks:
             block.pull(vectors[block.spec.name])
         return vectors
+
+
+@contextmanager
+def _refused_as_moved() -> Iterator[None]:
+    """A caller is wrong that moves what does not fit, as no checkpoint is: a recovery refuses it again."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ProtocolError(f"what was moved here does not fit: {error}") from error
 
 
 def _moved_rows(table: str, rows: Rows, removed: Keys, *, of_rows: bool = True) -> MovedRows:
