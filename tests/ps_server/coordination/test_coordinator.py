@@ -639,6 +639,7 @@ def test_restored_workers_are_where_they_were() -> None:
         workers.rendezvous.barrier("pass", worker, step=4, number=1)
     workers.pushes.begin_arrival(ahead := replace(push_id(), incarnation=INCARNATION, sequence=2))
     answer_all(workers.pushes.arrival_applied(ahead))
+    enter_part(workers, replace(push_id(1), incarnation=INCARNATION, sequence=3), step=5)
     workers.rendezvous.advance(0, 7, at_least=0)
     workers.rendezvous.post("rows", Message(sender=0, receiver=1, sequence=0, content=b"a"))
     workers.rendezvous.take("rows", 1, received=1)

@@ -48,14 +48,15 @@ def next_job_pushes_twice(handlers: Handlers) -> None:
 
 def once_admitted(handlers: Handlers, happens: Callable[[Handlers], None]) -> None:
     """Has something happen when the next push was admitted, before it looks at the job."""
-    proper = handlers._require_epoch
+    engine = handlers.engine
+    proper = engine.push_chunk
 
-    def require_epoch(epoch: int) -> None:
-        handlers._require_epoch = proper
+    def push_chunk(*chunk: Any, **named: Any) -> Any:
+        engine.push_chunk = proper
         happens(handlers)
-        proper(epoch)
+        return proper(*chunk, **named)
 
-    handlers._require_epoch = require_epoch
+    engine.push_chunk = push_chunk
 
 
 def once_taken(handlers: Handlers, happens: Callable[[Handlers], None]) -> None:

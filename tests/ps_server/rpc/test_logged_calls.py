@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import LogError
+from ctr_ps.protos.errors import LogError, ProtocolError
 from ctr_ps.protos.gradients import SparseGrad
-from ctr_ps.protos.placement import FIRST_EPOCH
-from ctr_ps.protos.store import Message, ReduceOp, RowStates, StateChunk
+from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
+from ctr_ps.protos.spec import AdmissionSpec, StatisticsSpec
+from ctr_ps.protos.store import BlockState, Message, ReduceOp, RowStates, StateChunk
+from ctr_ps.protos.store.moves import Moved, MovedCounters, MovedRows
+from ctr_ps.protos.store.state_transfer import stretch_of
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS, Call
 from ctr_ps.protos.wire.security.access import Access
 from ctr_ps.ps_server.coordination.push_ledger import progress_of
 from ctr_ps.ps_server.durability.segments import Record
+from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import state_records
 from ctr_ps.ps_server.store import ParameterStore
@@ -50,6 +54,29 @@ POST = (
         member=member(0),
     ),
 )
+
+FILTERED = AdmissionSpec(threshold=3, counter="bloom", expected_keys=200)
+ADAM = optimizer_of(TOWER.optimizer)
+NEXT_MAP = replace(ShardMap.of(1, ("ps-0:1",)), epoch=FIRST_EPOCH + 1)
+PIECE = BlockState(
+    weights=np.full(TOWER.length, 0.5, np.float32),
+    element_state=np.ones((ADAM.num_slots, TOWER.length), np.float32),
+    scalars=np.array(ADAM.initial_scalars, np.float32),
+    optimizer=TOWER.optimizer.name,
+)
+
+
+def move(_: Path) -> Calls:
+    """To a map with the same server, whose piece of the block is another."""
+    piece = Moved(blocks=[("tower", 0, PIECE)])
+    return [
+        PUSH,
+        (calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP)),
+        (calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=piece)),
+        (calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0)),
+        (calls.END_MOVE, requests.EndMove(token="m", is_committed=True)),
+    ]
+
 
 CHANGES: dict[str, Callable[[Path], Calls]] = {
     "Join": lambda _: [(calls.JOIN, requests.Join(member=member(1), terms={}))],
@@ -111,8 +138,12 @@ CHANGES: dict[str, Callable[[Path], Calls]] = {
         PUSH,
         (calls.SHRINK, requests.Shrink(member=member(), number=1, max_norm=1e9)),
     ],
+    "BeginMove": move,
+    "PutMoved": move,
+    "PrepareMove": move,
+    "EndMove": move,
 }
-"""Calls that change a server of two workers, of which the last is the one named; given a folder."""
+"""Calls that change a server of two workers, of which the last or one of a move is named; given a folder."""
 
 NOT_LOGGED = {
     "Renew": "that a process keeps its place has a record of its own",
@@ -124,6 +155,9 @@ NOT_LOGGED = {
     "CheckFolder": "it reads",
     "Snapshot": "a segment begins with it",
     "Save": "it has a record of its own",
+    "TakeMoved": "it reads",
+    "HoldMove": "a server that was restarted holds no move but one that is prepared",
+    "GetJobState": "it reads",
 }
 """Calls that need more than a reader's access, and why no log has them."""
 
@@ -175,6 +209,44 @@ def test_recovery_would_lose_each_logged_call_if_it_were_not(name: str, tmp_path
             return
 
     assert after != before
+
+
+def rows_of_width(weights: int) -> MovedRows:
+    state = np.ones((1, DEEP.dim), np.float32)
+    arrays = {"weights": np.ones((1, weights), np.float32), "statistics": state[:, :0]}
+    return MovedRows(table="deep", keys=KEYS[:1], state=state, removed=KEYS[:0], **arrays)
+
+
+UNFIT = {
+    "width": Moved(rows=[rows_of_width(DEEP.dim + 1)]),
+    "counters": Moved(counters=[MovedCounters("counted", 2, np.zeros(1, np.uint8))]),
+    "shard": Moved(counters=[MovedCounters("counted", 2**31, np.zeros(1, np.uint8))]),
+    "nothing": Moved(),
+    "short": Moved(blocks=[("tower", 0, stretch_of(PIECE, 0, 3))]),
+}
+
+
+def prepare_with(moved: Moved, handlers: Handlers) -> None:
+    handlers.start(calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=moved))
+    handlers.start(calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0))
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_move_that_does_not_fit_is_refused_and_refused_again(name: str, tmp_path: Path) -> None:
+    """One that a recovery cannot refuse ends it, and the log is of no use any more."""
+    counted = replace(DEEP, name="counted", statistics=StatisticsSpec(), admission=FILTERED)
+    store = in_process(num_workers=2)
+    handlers, log = begun_log(tmp_path / "log", store)
+    handlers.start(calls.JOIN, requests.Join(member=member(), terms={}))
+    handlers.start(calls.CREATE_TABLE, counted)
+    before = state_of(store, handlers)
+    handlers.start(calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP))
+    with pytest.raises(ProtocolError):
+        prepare_with(UNFIT[name], handlers)
+    log.close()
+
+    again = in_process(num_workers=2)
+    assert state_of(again, recovered(tmp_path / "log", again)) == before
 
 
 def test_every_call_that_changes_a_server_is_logged() -> None:

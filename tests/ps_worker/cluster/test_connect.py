@@ -178,7 +178,7 @@ def test_servers_that_never_come_are_listed_when_the_time_is_up():
 
 def test_something_else_that_answers_is_not_asked_without_pause(caplog):
     servers = Servers([0.0])
-    servers.says = lambda server, call: servers.fail(server, call)
+    servers.says = servers.fail
 
     with caplog.at_level(logging.INFO), pytest.raises(TransportError, match="is no server"):
         servers.wait(25.0)
