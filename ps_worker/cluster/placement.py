@@ -45,18 +45,21 @@ class Placement:
         """Starts a call by the map; again by a newer one if servers have moved shards meanwhile."""
         routing = self.routing
         future = start(routing)
-        until = time.monotonic() + MOVE_LIMIT_S
 
         def result() -> T:
             nonlocal routing, future
+            until = None  # as long as it is not known how a move ends
             while True:
                 try:
                     return future.result()
                 except WrongServerError as error:
-                    if time.monotonic() > until:
+                    now = time.monotonic()
+                    until = now + MOVE_LIMIT_S if until is None else until
+                    if now > until:
                         raise
-                    routing = self.newer(routing, error)
-                    future = start(routing)
+                    newer = self.newer(routing, error)
+                    until = until if newer is routing else None
+                    routing, future = newer, start(newer)
 
         return Combined(result)
 
