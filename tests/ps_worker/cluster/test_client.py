@@ -10,12 +10,14 @@ from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import (
     AbortedError,
     JobError,
+    MovingError,
     PlaceLostError,
     ProtocolError,
     SpecConflictError,
     SpecError,
     TransportError,
     UnknownTableError,
+    WrongServerError,
 )
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
@@ -28,6 +30,7 @@ from ctr_ps.protos.store import (
     Member,
     Message,
     Missing,
+    Pulled,
     ReduceOp,
     WorkerLoss,
 )
@@ -35,6 +38,7 @@ from ctr_ps.protos.wire.calls import PUSH_PULL
 from ctr_ps.protos.wire.requests import Advance, PushGrad
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster import placement
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import INCARNATION, declare, member, push_id, trained_chain
@@ -334,6 +338,39 @@ def test_renewal_reaches_servers_while_another_one_is_away(monkeypatch):
     away.fail(TransportError("tried 60 times in 30 s"))
     with pytest.raises(TransportError, match="tried 60 times"):
         client.renew(0)
+
+
+def test_call_that_waited_longer_than_any_move_is_made_again_by_the_newer_map(monkeypatch):
+    monkeypatch.setattr(placement, "MOVE_LIMIT_S", 0.0)
+    transport = transport_to(2)
+    client = client_of(transport)
+    waited = [WrongServerError("of epoch 1")]
+
+    def answer(server: int) -> Pulled:
+        if waited:
+            raise waited.pop()
+        return Pulled({"t": np.zeros((1, 3), np.float32)}, 3)
+
+    transport.answers["PullSparse"] = answer
+    pending = client.pull_sparse({"t": KEYS[:1]}, missing=Missing.INITIAL)
+    for store in transport.stores:
+        store.engine.shard_map = replace(store.engine.shard_map, epoch=FIRST_EPOCH + 1)
+
+    assert pending.result().version == 3
+
+
+def test_move_that_does_not_end_is_waited_for_so_long(monkeypatch):
+    monkeypatch.setattr(placement, "MOVE_LIMIT_S", 0.0)
+    transport = transport_to(2)
+    client = client_of(transport)
+
+    def under_way(server: int) -> Pulled:
+        raise MovingError("under way")
+
+    transport.answers["PullSparse"] = under_way
+
+    with pytest.raises(MovingError, match="under way"):
+        client.pull_sparse({"t": KEYS[:1]}, missing=Missing.INITIAL).result()
 
 
 def test_renewals_go_on_by_a_newer_map_that_all_servers_have():
