@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from ctr_ps.protos.errors import CtrPsError, MovingError, WrongServerError
+from ctr_ps.protos.errors import CtrPsError, MovingError, TransportError, WrongServerError
 from ctr_ps.protos.futures import Combined, Future
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
@@ -23,6 +23,7 @@ from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 T = TypeVar("T")
 
+ASK_S = 2.0
 MOVE_LIMIT_S = 60.0
 """A move that is held for longer is not waited for."""
 
@@ -52,6 +53,9 @@ class Placement:
             while True:
                 try:
                     return future.result()
+                except TransportError as error:
+                    newer = self._without_lost(routing, error)
+                    routing, future = newer, start(newer)
                 except WrongServerError as error:
                     now = time.monotonic()
                     until = now + MOVE_LIMIT_S if until is None else until
@@ -62,6 +66,19 @@ class Placement:
                     routing, future = newer, start(newer)
 
         return Combined(result)
+
+    def _without_lost(self, routing: Routing, error: TransportError) -> Routing:
+        """Returns the routing by a newer map: a server may have left while a call waited for it.
+
+        Raises `error` if there is none.
+        """
+        try:
+            newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result()
+        except CtrPsError:
+            raise error from None
+        if newest.shard_map.epoch <= routing.shard_map.epoch:
+            raise error
+        return self.newer(routing, WrongServerError(str(error)))
 
     def newer(self, routing: Routing, error: WrongServerError) -> Routing:
         """Returns the routing by a newer map than that of `routing`, with which a call met `error`.
