@@ -27,11 +27,6 @@ def own_version() -> str:
         return "not installed"
 
 
-def version_term() -> dict[str, str]:
-    """Returns the term by which processes find out that they are of different versions."""
-    return {"version of ctr-ps": own_version()}
-
-
 def toml_value(text: str) -> Any:
     """Returns a value of TOML, or the text itself: quotes around words are optional."""
     try:

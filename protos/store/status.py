@@ -14,6 +14,7 @@ from functools import reduce
 from itertools import accumulate, zip_longest
 from typing import Protocol, Self, TypeVar
 
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.store.checkpoints import WorkerProgress
 from ctr_ps.protos.store.parameters import Version
 
@@ -261,6 +262,7 @@ class ServerStatus:
     num_servers: int
     stream: StreamOffer | None = None
     shard_map_epoch: int = 0  # 0: not said
+    format: int = FORMAT
 
 
 class Admin(Protocol):

@@ -41,7 +41,7 @@ class Lease(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., on_worker_loss: _Optional[_Union[WorkerLoss, str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("member", "terms", "lease", "only_asks", "shard_map_epoch")
+    __slots__ = ("member", "terms", "lease", "only_asks", "shard_map_epoch", "format")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,12 +54,14 @@ class JoinRequest(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ONLY_ASKS_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     terms: _containers.ScalarMap[str, str]
     lease: Lease
     only_asks: bool
     shard_map_epoch: int
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    format: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ..., shard_map_epoch: _Optional[int] = ..., format: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("jobs_before", "barriers_passed", "has_update_log", "version", "restart")
@@ -536,18 +538,20 @@ class StoreStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("store", "server_index", "num_servers", "stream", "shard_map_epoch")
+    __slots__ = ("store", "server_index", "num_servers", "stream", "shard_map_epoch", "format")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     store: StoreStatus
     server_index: int
     num_servers: int
     stream: StreamOffer
     shard_map_epoch: int
-    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., stream: _Optional[_Union[StreamOffer, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    format: int
+    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., stream: _Optional[_Union[StreamOffer, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ..., format: _Optional[int] = ...) -> None: ...
 
 class StreamOffer(_message.Message):
     __slots__ = ("port", "key")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import ShardMap
@@ -39,6 +40,7 @@ class Join:
     lease: Lease | None = None
     only_asks: bool = False
     shard_map_epoch: int = 0
+    format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.store import (
@@ -108,8 +109,9 @@ class Coordinator:
         lease: Lease | None,
         *,
         only_asks: bool = False,
+        format: int = FORMAT,
     ) -> Future[Joined]:
-        """See `protos.store.Store`; of this store alone. `only_asks` is as for `Membership.join`."""
+        """See `protos.store.Store`; of this store alone. The others are as for `Membership.join`."""
         if self.failure:
             raise AbortedError(
                 f"the job of this server has ended: {self.failure}. Restart the servers before the next job"
@@ -140,7 +142,7 @@ class Coordinator:
 
         try:
             with self._calls.change():
-                if self._members.join(member, terms, lease, only_asks=only_asks):
+                if self._members.join(member, terms, lease, only_asks=only_asks, format=format):
                     self.rendezvous.forget_arrivals(worker)
         except JobError as error:
             if not self._members.all_joined:  # else it is refused alone
@@ -340,6 +342,11 @@ class Coordinator:
                 clocks=dict(self._clocks.by_worker),
                 inboxes=self.rendezvous.mailbox.state(),
             )
+
+    def formats(self) -> dict[int, int]:
+        """See `Membership.formats`."""
+        with self._calls.lock:
+            return self._members.formats
 
     def waiting(self) -> list[Waiting]:
         """Returns what is part of what this knows, and waits for others or is to be taken by them."""

@@ -7,7 +7,7 @@ arrivals at barriers, messages.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.gradients import Gradients
@@ -30,7 +30,7 @@ Chunk = PushChunk | StateChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersState:
-    """See `Membership`: incarnations and candidates by worker; terms by name, each with who brought it."""
+    """See `Membership`: terms by name, each with who brought it; all other mappings are by worker."""
 
     incarnations: Mapping[int, int]
     terms: Mapping[str, tuple[str, str]]
@@ -38,6 +38,7 @@ class MembersState:
     left: Sequence[int]
     lost: Sequence[int]
     candidates: Mapping[int, int]
+    formats: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from itertools import zip_longest
 
 from ctr_ps.protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
+from ctr_ps.protos.format import FORMAT, require_format
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.runtime.environment import version_term
 from ctr_ps.protos.store import Lease, Member, PushId, WorkerLoss
 from ctr_ps.ps_server.coordination.job_state import MembersState
 
@@ -48,8 +48,8 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
-        terms = members.terms | version_term()
-        self._terms = {name: (value, "the server") for name, value in terms.items()}
+        self._formats: dict[int, int] = {}  # of the processes' messages
+        self._terms = {name: (value, "the server") for name, value in members.terms.items()}
 
     @property
     def incarnations(self) -> Mapping[int, int]:
@@ -63,6 +63,7 @@ class Membership:
         lease: Lease | None,
         *,
         only_asks: bool = False,
+        format: int = FORMAT,
     ) -> bool:
         """A process takes the place of a worker, or asks for it; taking it again adds terms.
 
@@ -70,10 +71,14 @@ class Membership:
         `may_join` says when it can.
 
         Raises:
-            ProtocolError: If the job does not have this worker, or another process has its place for good.
+            ProtocolError: If the job does not have this worker, another process has its place for good, or
+                the format of its messages does not work with that of another member.
             JobError: If another process has terms that differ; says which.
         """
         worker, name = member.worker, self.name(member.worker)
+        for other, its_format in self.formats.items():
+            if other != worker:
+                require_format(format, name, own=its_format, whose_own=self.name(other))
         num_terms = len(self._terms.keys() | terms.keys())
         if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
@@ -111,6 +116,7 @@ class Membership:
         if is_replaced:
             self.replaced.add(worker)
         self._incarnations[worker] = member.incarnation
+        self._formats[worker] = format
         self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
         self.lost.discard(worker)
@@ -244,6 +250,11 @@ class Membership:
         }
 
     @property
+    def formats(self) -> dict[int, int]:
+        """Formats of the messages of processes that have a place, by worker that has not left."""
+        return {each: of for each, of in self._formats.items() if each not in self.left}
+
+    @property
     def present(self) -> list[int]:
         """Workers that have not left, ascending."""
         return [worker for worker in range(self.all.total) if worker not in self.left]
@@ -276,6 +287,7 @@ class Membership:
             left=sorted(self.left),
             lost=sorted(self.lost),
             candidates=dict(self._candidates),
+            formats=dict(self._formats),
         )
 
     def restore(self, state: MembersState) -> None:
@@ -286,6 +298,7 @@ class Membership:
         self.lease = state.lease
         self.left, self.lost = set(state.left), set(state.lost)
         self._candidates = dict(state.candidates)
+        self._formats = dict(state.formats)
 
     def require(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker, present or not."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, require_piece_fits
 from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.format import require_format
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
 from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
 from ctr_ps.protos.spec import DenseSpec, TableSpec
@@ -179,6 +180,7 @@ class Handlers:
             self._require_epoch(epoch)
         self._prepare(call, argument)
         if isinstance(argument, requests.Join):
+            require_format(argument.format, self.engine.members.name(argument.member.worker))
             with self.engine.places:
                 return self._carry_out(call, argument, payload)
         if isinstance(argument, requests.Renew) and argument.is_last:
@@ -308,7 +310,11 @@ class Handlers:
     def _join(self, request: requests.Join) -> Future[Joined]:
         member = request.member
         joined = self.engine.job.join(
-            member, request.terms, request.lease, only_asks=request.only_asks
+            member,
+            request.terms,
+            request.lease,
+            only_asks=request.only_asks,
+            format=request.format,
         )
         name = self.engine.members.name(member.worker)
         if not request.only_asks:

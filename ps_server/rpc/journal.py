@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.errors import CheckpointError, LogError
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.runtime.environment import own_version
@@ -41,7 +42,7 @@ from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 
 logger = logging.getLogger(__name__)
 
-STATE, SAVED, MESSAGE, PART = "state", "saved", "message", "part"
+STATE, RESUMED, SAVED, MESSAGE, PART = "state", "resumed", "saved", "message", "part"
 """Kinds of records besides the calls, and the events of engine/journal.py."""
 
 
@@ -64,8 +65,17 @@ class ServerState:
     jobs_before: int
     job: JobState
     completed: CompletedState  # calls of this job that are not carried out again
-    written_by: str  # version of the package that wrote the segment
+    written_by: str  # version of the package that began the segment
+    format: int = 0  # of what it wrote, from 1 on
     shard_map: ShardMap | None = None  # None: the first one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedBy:
+    """Which release writes the records that follow, after another format's."""
+
+    written_by: str
+    format: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +95,7 @@ class SavedAt:
 
 
 STATE_JSON = TypeAdapter(ServerState)
+RESUMED_JSON = TypeAdapter(ResumedBy)
 SAVED_JSON = TypeAdapter(SavedAt)
 
 
@@ -166,6 +177,7 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
         completed=completed,
         written_by=own_version(),
         shard_map=None if state.shard_map.epoch == FIRST_EPOCH else state.shard_map,
+        format=FORMAT,
     )
     return [
         Record(STATE, STATE_JSON.dump_json(job)),
@@ -188,6 +200,12 @@ def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]
         *state_records(state, CompletedState(), base=loaded.token),
         Record(SAVED, SAVED_JSON.dump_json(saved)),
     ]
+
+
+def resumed_record() -> Record:
+    """Returns the record with which this release begins to write to the log of another format."""
+    resumed = ResumedBy(written_by=own_version(), format=FORMAT)
+    return Record(RESUMED, RESUMED_JSON.dump_json(resumed))
 
 
 def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:

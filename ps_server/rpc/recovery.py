@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
+from pydantic import ValidationError
+
 from ctr_ps.protos.errors import (
     AbortedError,
     CtrPsError,
@@ -25,8 +27,8 @@ from ctr_ps.protos.errors import (
     SpecError,
     UsageError,
 )
+from ctr_ps.protos.format import FORMAT, require_format
 from ctr_ps.protos.placement import NO_SERVER, ONE_SERVER
-from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ctr_ps.ps_server.coordination.job_state import WaitingMessage
 from ctr_ps.ps_server.durability.saved_log import SavedLog
@@ -59,11 +61,15 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a recovery took: the calls of the log, and seconds for the checkpoint and for them."""
+    """What a recovery took: the calls of the log, and seconds for the checkpoint and for them.
+
+    `format` is that of the log's last records.
+    """
 
     calls: int
     load_s: float
     replay_s: float
+    format: int
 
 
 class Progress:
@@ -105,7 +111,8 @@ def recover(
     `restore_completed` takes over the calls that are not carried out again.
 
     Raises:
-        LogError: If the log is damaged, of another server or version, or its checkpoint is not there.
+        LogError: If the log is damaged, of another server, of a format that this release does not read, has
+            a member of the job with such a format, or its checkpoint is not there.
         CheckpointError: If the checkpoint is damaged.
         StoppedError: If `progress` is stopped.
     """
@@ -131,13 +138,17 @@ def recover(
     engine.restore(state.jobs_before, state.job)
     restore_completed(state.completed)
     loaded = time.monotonic()
-    num_calls, num_bytes, told = 0, 0, loaded
+    num_calls, num_bytes, told, format = 0, 0, loaded, state.format
     of_bytes = saved.size_from(segment)
     with engine.recovering(progress.step):  # nobody waits for an answer before the next call
         for record in head:
             if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
                 replay_record(record, engine, replay)
         for record in saved.records_from(segment):
+            if record.kind == server_journal.RESUMED:
+                resumed = server_journal.RESUMED_JSON.validate_json(bytes(record.payload))
+                _require_read(saved, resumed.format, resumed.written_by)
+                format = resumed.format
             replay_record(record, engine, replay)
             num_calls += 1
             num_bytes += len(record.payload)
@@ -148,7 +159,9 @@ def recover(
                 logger.info(
                     "%s calls=%d calls/s=%.0f", progress.text, num_calls, num_calls / (now - loaded)
                 )
-    replayed = Replayed(num_calls, loaded - start, time.monotonic() - loaded)
+    for worker, theirs in engine.job.formats().items():  # it goes on to call without joining again
+        require_format(theirs, engine.members.name(worker), error=LogError)
+    replayed = Replayed(num_calls, loaded - start, time.monotonic() - loaded, format)
     logger.info(
         "recovered checkpoint=%s calls=%d version=%d load_seconds=%.2f replay_seconds=%.2f calls/s=%.0f",
         "none" if checkpoint is None else checkpoint.url,
@@ -188,16 +201,16 @@ def _begin_of(
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
             )
-        # Of another version, its state and calls may mean something else here.
-        written_by = json.loads(bytes(first.payload)).get("written_by")
-        if written_by != own_version():
-            writer = f"version {written_by}" if written_by else "an earlier version"
+        written = json.loads(bytes(first.payload))
+        format, written_by = written.get("format", 0), written.get("written_by", "an old version")
+        _require_read(saved, format, written_by)
+        try:
+            state = server_journal.STATE_JSON.validate_json(bytes(first.payload))
+        except ValidationError as error:
             raise LogError(
-                f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is "
-                f"version {own_version()}: start that version to resume, or remove the folders of all "
-                "servers and start the job again from its checkpoint"
-            )
-        state = server_journal.STATE_JSON.validate_json(bytes(first.payload))
+                f"the update log {saved.folder.path}, by ctr-ps {written_by}, has a state of format {format} "
+                f"that this release, of format {FORMAT}, cannot read: start {written_by} to resume"
+            ) from error
         if not state.base:
             return segment, state, None
         saves = (
@@ -212,6 +225,13 @@ def _begin_of(
     raise LogError(
         f"the update log {saved.folder.path} begins at a checkpoint that no longer exists: "
         f"{', '.join(unpublished)}; restore it, or remove the folder and start the job again"
+    )
+
+
+def _require_read(saved: SavedLog, format: int, written_by: str) -> None:
+    """Raises LogError if this release does not read a log's records of a format."""
+    require_format(
+        format, f"the update log {saved.folder.path}, by ctr-ps {written_by},", error=LogError
     )
 
 
@@ -234,7 +254,7 @@ def replay_record(record: Record, engine: Engine, replay: Replay) -> None:
                 engine.job.hold(WaitingMessage(exchange=post.exchange, message=post.message))
             case server_journal.PART:
                 engine.hold_part(server_journal.waiting_part(payload))
-            case server_journal.SAVED:
+            case server_journal.SAVED | server_journal.RESUMED:
                 pass
             case call if call in CALLS:
                 replay(call, payload)

@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryError
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import CALLS, END_MOVE
@@ -31,7 +32,7 @@ from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.health import SERVICE
-from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records
+from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records, resumed_record
 from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ctr_ps.ps_server.rpc.service import Service
@@ -198,6 +199,9 @@ class Server:
             self._handlers.moves.recovered()
             self._log = UpdateLog.resume(saved, sync=sync)
             self._log.replay_s = self.replayed.replay_s
+            if self.replayed.format != FORMAT:
+                resumed = resumed_record()
+                self._log.append(resumed.kind, resumed.payload)
         else:
             loaded = self._load(progress)
             head = first_records(engine.state(), loaded)

@@ -13,6 +13,7 @@ from ctr_ps.protos.errors import (
     TransportError,
     UsageError,
 )
+from ctr_ps.protos.format import require_format
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member
@@ -86,7 +87,7 @@ def wait_for_servers(
     Raises:
         TransportError: If some do not answer within `limit_s` of the start, or of the last progress of one
             that recovers; lists them.
-        ProtocolError: If a server is not the one that its place in the list says.
+        ProtocolError: If a server is not the one that its place in the list says, or has another format.
     """
     next_log = start = clock()
     missing: Sequence[int] = transport.shard_map.servers
@@ -131,7 +132,7 @@ def _look(
 ) -> tuple[dict[int, TransportError], ShardMap | None]:
     """Asks servers who they are; returns those that did not answer within `wait_s`, and the first one's map.
 
-    Raises ProtocolError if one is not the server that its place in the list says.
+    Raises ProtocolError if one is not the server that its place in the list says, or has another format.
     """
     calls = {server: transport.call(server, GET_STATUS, None, ready_s=wait_s) for server in servers}
     asked = transport.call(0, GET_MAP, None, ready_s=wait_s)
@@ -143,6 +144,7 @@ def _look(
             failures[server] = failure
             continue
         shard_map = transport.shard_map
+        require_format(status.format, f"server {shard_map.endpoint_of(server)}")
         if status.server_index != server or (
             shard_map.epoch == FIRST_EPOCH == status.shard_map_epoch
             and status.num_servers != shard_map.num_servers

@@ -16,7 +16,6 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.role import HeterRole, Members, WorkerRole
-from ctr_ps.protos.runtime.environment import version_term
 from ctr_ps.protos.store import ReduceOp, Store
 from ctr_ps.ps_worker.checkpoints.retention import require_other_folder
 from ctr_ps.ps_worker.checkpoints.warm_start import warm_start_of
@@ -229,7 +228,6 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
     names = ("model", "optimizer", "life")
     return {
         **members.terms,
-        **version_term(),
         **{
             f"train.{key}": str(value)
             for key, value in job.train.model_dump(exclude={"log_every_s"}).items()

@@ -3,8 +3,8 @@
 import pytest
 
 from ctr_ps.protos.errors import JobError, ProtocolError
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.runtime.environment import version_term
 from ctr_ps.protos.store import Lease, Member, WorkerLoss
 from ctr_ps.ps_server.coordination.membership import Membership
 
@@ -89,14 +89,24 @@ def test_of_many_disagreements_the_first_are_told() -> None:
     assert len(str(refused.value)) < 2000
 
 
-def test_processes_agree_with_the_server_on_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    terms = version_term()
-    monkeypatch.setattr("ctr_ps.protos.runtime.environment.own_version", lambda: "9.9.9")
-    members = Membership(Members(1))
+def test_members_of_formats_two_apart_are_not_in_one_job() -> None:
+    """They exchange messages of their own, by way of a server that works with both."""
+    members = Membership(Members(3))
+    members.join(Member(0, 5), {}, None, format=FORMAT)
+    members.join(Member(1, 6), {}, None, format=FORMAT + 1)
+    before = members.state()
 
-    told = r"version of ctr-ps = [^9].* \(the server has version of ctr-ps = 9\.9\.9\)"
-    with pytest.raises(JobError, match=told):
-        members.join(Member(0, 7), terms, None)
+    told = f"worker 2 has format {FORMAT + 2} .* but worker 0 has format {FORMAT}, "
+    with pytest.raises(ProtocolError, match=told):
+        members.join(Member(2, 7), {"mode": "sync"}, None, format=FORMAT + 2)
+
+    assert members.state() == before
+    again = Membership(Members(3))
+    again.restore(before)
+    assert again.formats == {0: FORMAT, 1: FORMAT + 1}
+    again.leave(0)
+    again.join(Member(2, 7), {}, None, format=FORMAT + 2)
+    assert again.formats == {1: FORMAT + 1, 2: FORMAT + 2}
 
 
 def test_processes_agree_with_the_server_on_how_many_of_them_are_heter_trainers() -> None:

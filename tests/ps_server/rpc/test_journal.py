@@ -15,7 +15,6 @@ from ctr_ps.protos.errors import CheckpointError, LogError, OverloadedError, Pro
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import FIRST_EPOCH
-from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.store import (
     InferenceSettings,
     Joined,
@@ -200,18 +199,6 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     again = replace(load, number=2)
     handlers.start(calls.LOAD, again).result()
     assert store.digest() != trained, "another load"
-
-
-def test_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was upgraded between its death and its restart would carry out other code."""
-    with monkeypatch.context() as patched:
-        patched.setattr("ctr_ps.ps_server.rpc.journal.own_version", lambda: "9.9.9")
-        _, log = begun_log(tmp_path / "log", in_process())
-        log.close()
-
-    told = rf"written by version 9\.9\.9 of ctr-ps, but this process is version {own_version()}: "
-    with pytest.raises(LogError, match=told):
-        recovered(tmp_path / "log", in_process())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ctr_ps.protos.errors import ProtocolError, RecoveringError, TransportError
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import ServerStatus, Staleness, StoreStatus
 from ctr_ps.protos.store.moves import MapState
@@ -38,13 +39,18 @@ UNMOVED = {
 class Servers:
     """Server `i` answers from time `up_at[i]` on; a look at one that does not passes the time."""
 
-    def __init__(self, up_at: list[float], identities: list[tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        up_at: list[float],
+        identities: list[tuple[int, int]] | None = None,
+        format: int = FORMAT,
+    ) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(up_at))]
         self.shard_map = self.newest = ShardMap.of(len(up_at), self.endpoints)
         self.now = 0.0
         self.looks: list[tuple[int, float]] = []
         self.num_failures = 0
-        self._up_at = up_at
+        self._up_at, self._format = up_at, format
         self._identities = identities or [(server, len(up_at)) for server in range(len(up_at))]
 
     def call(
@@ -60,6 +66,7 @@ class Servers:
                 raise TransportError(f"{self.endpoints[server]} refused")
             self.now = max(self.now, self._up_at[server])
             return self.says(server, call)
+            return ServerStatus(STATUS, *self._identities[server], format=self._format)
 
         return Answer(answer)
 
@@ -111,6 +118,14 @@ def test_server_that_recovers_is_waited_for_while_it_makes_progress() -> None:
 
     with pytest.raises(TransportError, match=r"did not answer within 5 s.*recovering"):
         Recovering(until=60.0, progress=7).wait(limit_s=5.0)
+
+
+def test_server_of_a_format_two_further_is_refused_by_name() -> None:
+    Servers([0.0], format=FORMAT + 1).wait(limit_s=5.0)
+
+    told = f"^server ps-0:1 has format {FORMAT + 2} of .* but this process has format {FORMAT}, "
+    with pytest.raises(ProtocolError, match=told):
+        Servers([0.0], format=FORMAT + 2).wait(limit_s=5.0)
 
 
 def test_servers_that_are_up_are_asked_once_and_nothing_is_said(caplog):
