@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import ctr_ps
 from ctr_ps.deploy import launch
+from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.runtime import options
 from ctr_ps.ps_server import cli as server
 from ctr_ps.ps_worker import cli as worker
@@ -55,7 +56,7 @@ def test_version_is_told_by_every_command(
         module.main()
 
     assert ended.value.code in (None, 0)
-    assert capsys.readouterr().out == f"ctr-ps {ctr_ps.__version__}\n"
+    assert capsys.readouterr().out == f"ctr-ps {ctr_ps.__version__}, format {FORMAT}\n"
 
 
 def test_package_is_run_for_its_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr_ps.protos.errors import NoMemoryError
+from ctr_ps.protos.format import FORMAT
 
 _OF_HOME = re.compile(r"((?:--[\w-]+=)?)(~(?:/.*)?)", re.DOTALL)
 
@@ -50,10 +51,10 @@ def with_home(value: Any) -> Any:
 def arguments() -> list[str]:
     """Returns the arguments of a command with `~` as the home folder; shells leave it in `--name=~/x`.
 
-    With `--version` alone it ends the process, after the version.
+    With `--version` alone it ends the process, after the version and the format.
     """
     if sys.argv[1:] == ["--version"]:
-        print(f"ctr-ps {own_version()}")
+        print(f"ctr-ps {own_version()}, format {FORMAT}")
         raise SystemExit
     found = [(word, _OF_HOME.fullmatch(word)) for word in sys.argv[1:]]
     return [word if home is None else f"{home[1]}{with_home(home[2])}" for word, home in found]

@@ -54,8 +54,8 @@ def make(folder: Path) -> None:
         "terms": terms(),
         "kinds": {call.name: kind for kind, call in STREAMED.items()},
     }
-    for name, content in {"expected": expected, "messages": recorded()}.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+    (folder / "messages.json").write_text(json.dumps(recorded(), indent=1) + "\n")
 
 
 def main() -> int:

@@ -68,6 +68,8 @@ class RunningJob:
         ]
         self.workers = [f"worker.{index}" for index in range(num_workers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        # of which release a process is from its next start on; see tests/support/releases.py
+        self.releases: dict[str, str] = {}
         self._starts: dict[str, int] = {}
         self._listed = list(self.endpoints)  # in the environment of all processes
         for name in (*self.servers, *self.workers):
@@ -97,6 +99,9 @@ class RunningJob:
         log = [f"--update-log={self.update_log(name)}"] if self._update_logs else []
         server_command = [COMMANDS / "ps-server", "--spare", *log, *self._server_options]
         command = server_command if is_server else self._worker_command
+        if (release := self.releases.get(name)) is not None:
+            own = Path(str(command[0])).name
+            command = [sys.executable, "-m", "tests.support.releases", release, own, *command[1:]]
         if self._network is not None:
             command = self._network.command(name, command)
         self._starts[name] = self._starts.get(name, 0) + 1
