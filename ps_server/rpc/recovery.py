@@ -69,7 +69,7 @@ class Replayed:
     calls: int
     load_s: float
     replay_s: float
-    format: int
+    format: int = FORMAT
 
 
 class Progress:

@@ -22,6 +22,7 @@ from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.server import Server
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
+from tests.support.releases import RELEASES, ROOT, changed
 from tests.support.stores import DEEP, KEYS, in_process, member, push_id
 from tests.support.update_logs import (
     append_all,
@@ -217,3 +218,9 @@ def test_server_says_its_format() -> None:
     handlers = Handlers(in_process().engine)
 
     assert handlers.start(calls.GET_STATUS, None).result().format == FORMAT
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_later_releases_of_the_tests_fit_the_sources(release: str) -> None:
+    for file in RELEASES[release]:
+        assert changed(release, file, (ROOT / file).read_text()) != (ROOT / file).read_text()
