@@ -12,6 +12,8 @@ import pytest
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.ps_server.durability.saved_log import read_log
 from ctr_ps.ps_server.rpc.journal import RESUMED, STATE
+from ctr_ps.ps_worker.cluster.connect import connect
+from tests.e2e.test_recovery import NUM_PUSHERS, Count, counters, pushing, wait_for_pushes
 from tests.support.commands import generated
 from tests.support.running_job import RunningJob, training
 
@@ -128,6 +130,25 @@ def test_way_back_does_not_change_the_model(
         replace(job, "worker.1", None, kills=True)
 
         assert figures(job) == undisturbed
+
+
+def test_each_push_to_servers_that_are_replaced_is_applied_exactly_once(tmp_path: Path) -> None:
+    """Pushes on arrival, whose requests and replies are lost and duplicated besides."""
+    count = Count()
+    with pushing(tmp_path / "job") as job:
+        for number, (server, release) in enumerate(
+            [("server.0", "next"), ("server.1", "next"), ("server.0", None)]
+        ):
+            wait_for_pushes(job, number, 200 + 200 * number)
+            job.kill(server)
+            start(job, server, release)
+        assert {0} == set(job.wait(*job.workers).values()), job.tails
+        with connect(job.endpoints) as client:
+            last = counters(client)
+    count.read(job.folder, NUM_PUSHERS)
+
+    assert (count.acknowledged == count.sent).all()
+    assert (last == count.acknowledged).all()
 
 
 def test_release_two_formats_further_is_refused_and_nothing_is_lost(
