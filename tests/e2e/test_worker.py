@@ -1,4 +1,7 @@
-"""`ps-worker` alone: training on from a checkpoint, inference, and what it says about bad input."""
+"""`ps-worker` alone: training on from a checkpoint, inference, and what it says about bad input.
+
+It trains in processes; of what comes before and after, most runs in this one.
+"""
 
 import shutil
 import signal
@@ -7,7 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of, run
+from ctr_ps.ps_worker.cli import app as ps_worker
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from tests.support.commands import (
+    COMMANDS,
+    ROOT,
+    clean_environment,
+    invoked,
+    result_here,
+    result_of,
+    run,
+)
 from tests.support.processes import started
 
 pytestmark = pytest.mark.timeout(200)
@@ -19,7 +32,9 @@ SMALL = ["--set=model.hidden=[16]", "--set=train.batch_size=32"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generated(tmp_path_factory.mktemp("data"), rows=2000, test_rows=500, files=2, seed=3)
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder, rows=2000, test_rows=500, files=2, test_files=2, seed=3)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,7 @@ def test_training_reports_what_scripts_read(model: tuple[Path, dict]) -> None:
 def test_dry_run_takes_a_step_and_writes_nothing(data: Path, tmp_path: Path) -> None:
     settings = [f"--set=checkpoint.dir={tmp_path}/model", f"--set=run.dir={tmp_path}/run"]
 
-    found = result_of("ps-worker", "train", *job(data), *settings, "--dry-run")
+    found = result_here(ps_worker, "train", *job(data), *settings, "--dry-run")
     printed = run("ps-launch", "--worker-num=2", "--dry-run", *job(data), *settings)
 
     assert printed.returncode == 0, printed.stderr
@@ -79,7 +94,7 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
 def test_importance_is_of_each_feature(model: tuple[Path, dict]) -> None:
     folder, trained = model
 
-    found = result_of("ps-worker", "importance", "--model", folder, "--rows=500")
+    found = result_here(ps_worker, "importance", "--model", folder, "--rows=500")
 
     assert (found["examples"], found["auc"]) == (500, trained["auc"])
     assert len(found["features"]) == 13 + 26
@@ -91,8 +106,8 @@ def test_training_goes_on_from_a_checkpoint(model: tuple[Path, dict], data: Path
     """At another learning rate."""
     folder, trained = model
 
-    further = result_of(
-        "ps-worker", "train", *job(data), f"--set=checkpoint.load={folder}",
+    further = result_here(
+        ps_worker, "train", *job(data), f"--set=checkpoint.load={folder}",
         "--set=optimizer.sparse.learning_rate=0.001",
     )  # fmt: skip
 
@@ -110,11 +125,11 @@ def test_damaged_checkpoint_is_refused_by_name(
     content[len(content) // 2] ^= 1
     table.write_bytes(content)
 
-    infer = run("ps-worker", "infer", "--model", tmp_path / "model", "--data", f"{data}/test/*")
-    train = run("ps-worker", "train", *job(data), f"--set=checkpoint.load={tmp_path}/model")
+    infer = invoked(ps_worker, "infer", "--model", tmp_path / "model", "--data", f"{data}/test/*")
+    train = invoked(ps_worker, "train", *job(data), f"--set=checkpoint.load={tmp_path}/model")
 
     for done in (infer, train):
-        assert done.returncode == 5
+        assert done.exit_code == 5
         assert "embedding" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -136,17 +151,17 @@ def test_damaged_checkpoint_is_refused_by_name(
 def test_mistake_in_the_job_has_its_exit_code(
     overrides: list[str], code: int, message: str, data: Path
 ) -> None:
-    done = run("ps-worker", "train", *job(data), *(f"--set={text}" for text in overrides))
+    done = invoked(ps_worker, "train", *job(data), *(f"--set={text}" for text in overrides))
 
-    assert done.returncode == code, done.stderr
+    assert done.exit_code == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_wrong_environment_is_a_usage_error(data: Path) -> None:
-    done = run("ps-worker", "train", *job(data), environment={"TRAINING_ROLE": "TRAINER"})
+    done = invoked(ps_worker, "train", *job(data), environment={"TRAINING_ROLE": "TRAINER"})
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "PADDLE_TRAINERS_NUM is not set" in done.stderr
 
 

@@ -70,21 +70,29 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_by("history_clicks.py", tmp_path_factory.mktemp("clicks"))
 
 
-def test_attention_learns_what_a_sum_of_the_history_does_not(clicks: Path) -> None:
+@pytest.fixture(scope="module")
+def din(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, Path]:
+    """AUC and checkpoints of a trained DIN."""
     require_torch()
+    folder = tmp_path_factory.mktemp("din")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return auc_of("din.toml", clicks, f"checkpoint.dir={folder}"), folder
+
+
+def test_attention_learns_what_a_sum_of_the_history_does_not(
+    clicks: Path, din: tuple[float, Path]
+) -> None:
     total = auc_of("din.toml", clicks, "model={name='ctr_dnn', dim=8, hidden=[32], init_range=0.1}")
 
-    attention = auc_of("din.toml", clicks)
+    attention, _ = din
 
     assert attention > 0.77
     assert attention > total + 0.05
 
 
-def test_trained_model_predicts_samples_with_histories(clicks: Path, tmp_path: Path) -> None:
-    require_torch()
-    auc_of("din.toml", clicks, f"checkpoint.dir={tmp_path}/checkpoints")
-
-    predictor = Predictor.load(tmp_path / "checkpoints")
+def test_trained_model_predicts_samples_with_histories(din: tuple[float, Path]) -> None:
+    predictor = Predictor.load(din[1])
 
     assert predictor.schema.shares == {"history": "item"}
     seen, unseen = (

@@ -1,4 +1,7 @@
-"""The example of a module of PyTorch, through the commands that a user runs."""
+"""The example of a module of PyTorch, through the commands that a user runs.
+
+Those of one process run in this one, which has imported PyTorch.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
+from ctr_ps.ps_worker.cli import app as ps_worker  # noqa: E402
+from ctr_ps.ps_worker.extras.data_tools.generate import generate  # noqa: E402
 from ctr_ps.ps_worker.predict import Predictor  # noqa: E402
-from tests.support.commands import ROOT, generated, result_of  # noqa: E402
+from tests.support.commands import ROOT, result_here, result_of  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -20,7 +25,9 @@ SAME = ("auc", "log_loss", "model_digest")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clicks of a known model with AUC 0.82."""
-    return generated(tmp_path_factory.mktemp("data"), rows=8000, test_rows=1000, files=2)
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder, rows=8000, test_rows=1000, files=2, test_files=2, seed=1)
+    return folder
 
 
 def settings(data: Path, folder: Path, **others: str) -> list[object]:
@@ -42,7 +49,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     folder = tmp_path_factory.mktemp("model")
     for epochs in ("1", "2"):
         own = settings(data, folder, train__epochs=epochs, checkpoint__resume="true")
-        result = result_of("ps-worker", "train", JOB, *own)
+        result = result_here(ps_worker, "train", JOB, *own)
     return folder, result
 
 
@@ -59,8 +66,8 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
 ) -> None:
     folder, result = trained
 
-    inferred = result_of(
-        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
+    inferred = result_here(
+        ps_worker, "infer", "--model", folder, "--data", f"{data}/test/part-*",
         "--output", tmp_path / "predictions.txt", "--allow-code",
     )  # fmt: skip
 
@@ -86,7 +93,7 @@ def test_exported_program_predicts_what_the_predictor_predicts(
     folder, result = trained
     program = tmp_path / "model.pt2"
 
-    done = result_of("ps-worker", "export", "--model", folder, "--output", program, "--allow-code")
+    done = result_here(ps_worker, "export", "--model", folder, "--output", program, "--allow-code")
 
     assert done["model_digest"] == result["model_digest"]
     assert done["inputs"]["deep:0"] == ["batch", 26, 10]

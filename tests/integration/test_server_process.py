@@ -1,4 +1,7 @@
-"""`ps-server` processes: how they start, what they say and how they end."""
+"""`ps-server` processes: how they start, what they say and how they end.
+
+What does not come to serve runs in this process.
+"""
 
 import json
 import signal
@@ -11,9 +14,11 @@ from ctr_ps.protos.errors import UnknownCallerError
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.cli import app as ps_server
 from ctr_ps.ps_worker.cluster.connect import connect, wait_for_servers
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.certificates import CertificateAuthority
+from tests.support.commands import invoked
 from tests.support.processes import environment_of, free_port, server_process
 
 TABLE = TableSpec(
@@ -93,9 +98,9 @@ def test_failed_handshake_leaves_a_log_of_json(port, log, tmp_path, monkeypatch)
 
 def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port, log):
     environment = environment_of([port], 0)
-    with server_process(environment, log, "--bind", "0.0.0.0") as server:
-        assert server.wait() == 2
-    assert "0.0.0.0 is reachable from other machines" in server.log
+    refused = invoked(ps_server, "--bind", "0.0.0.0", environment=environment)
+    assert refused.exit_code == 2
+    assert "0.0.0.0 is reachable from other machines" in refused.stderr
 
     token = "0123456789abcdef"
     with server_process({**environment, "CTR_PS_TOKEN": token}, log, "--bind", "0.0.0.0") as server:
@@ -149,20 +154,20 @@ def test_server_without_workers_ends_with_exit_code_9(port, log):
     assert server.log.splitlines()[-1].startswith("error: no worker called for 0.1 s")
 
 
-def test_port_in_use_ends_with_exit_code_3(log):
-    with free_port() as port, server_process(environment_of([port], 0), log) as server:
-        assert server.wait() == 3
-    assert f"error: cannot bind 127.0.0.1:{port}: the port is in use" in server.log
+def test_port_in_use_ends_with_exit_code_3():
+    with free_port() as port:
+        ended = invoked(ps_server, environment=environment_of([port], 0))
+    assert ended.exit_code == 3
+    assert f"error: cannot bind 127.0.0.1:{port}: the port is in use" in ended.stderr
 
 
-def test_port_in_use_of_the_stream_ends_with_exit_code_3(port, log):
-    with (
-        free_port() as used,
-        server_process(environment_of([port], 0), log, "--stream-port", str(used)) as server,
-    ):
-        assert server.wait() == 3
+def test_port_in_use_of_the_stream_ends_with_exit_code_3(port):
+    with free_port() as used:
+        ended = invoked(ps_server, "--stream-port", used, environment=environment_of([port], 0))
+    assert ended.exit_code == 3
     assert (
-        f"error: cannot bind 127.0.0.1:{used} for the stream: Address already in use" in server.log
+        f"error: cannot bind 127.0.0.1:{used} for the stream: Address already in use"
+        in ended.stderr
     )
 
 
@@ -174,26 +179,28 @@ def test_port_in_use_of_the_stream_ends_with_exit_code_3(port, log):
     ],
     ids=["trainer", "no-number"],
 )
-def test_wrong_environment_ends_with_exit_code_2(port, log, changes, message):
-    with server_process({**environment_of([port], 0), **changes}, log) as server:
-        assert server.wait() == 2
-    assert len(server.log.splitlines()) == 1
-    assert server.log.startswith("error: ")
-    assert message in server.log
+def test_wrong_environment_ends_with_exit_code_2(port, changes, message):
+    ended = invoked(ps_server, environment={**environment_of([port], 0), **changes})
+
+    assert ended.exit_code == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("error: ")
+    assert message in ended.stderr
 
 
-def test_checkpoint_that_is_none_ends_with_exit_code_5(port, log, tmp_path):
+def test_checkpoint_that_is_none_ends_with_exit_code_5(port, tmp_path):
     folder = str(tmp_path / "nowhere")
-    with server_process(environment_of([port], 0), log, "--load", folder) as server:
-        assert server.wait() == 5
-    assert f"error: no checkpoint {folder}" in server.log
+    ended = invoked(ps_server, "--load", folder, environment=environment_of([port], 0))
+
+    assert ended.exit_code == 5
+    assert f"error: no checkpoint {folder}" in ended.stderr
 
 
 def test_check_says_whether_a_server_serves(port, log, tmp_path):
     environment = environment_of([port], 0)
-    with server_process(environment, tmp_path / "check.log", "--check") as check:
-        assert check.wait() == 1
-    assert f"no server serves at 127.0.0.1:{port}: UNAVAILABLE: " in check.log
+    checked = invoked(ps_server, "--check", environment=environment)
+    assert checked.exit_code == 1
+    assert f"no server serves at 127.0.0.1:{port}: UNAVAILABLE: " in checked.stderr
     with (
         server_process(environment, log),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = Path(sys.executable).parent
@@ -69,6 +73,26 @@ def generated(folder: Path, **sizes: int) -> Path:
     done = run("ps-data", "generate", folder, *options)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def invoked(
+    app: typer.Typer, *arguments: object, environment: Mapping[str, str] | None = None
+) -> Result:
+    """Runs a command in this process, for what another process would show no better."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return CliRunner().invoke(app, [*map(str, arguments)], env=environment)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def result_here(app: typer.Typer, *arguments: object) -> dict[str, Any]:
+    """As `result_of`, in this process."""
+    done = invoked(app, *arguments, "--json")
+    assert done.exit_code == 0, f"{done.stderr} {done.exception!r}"
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @dataclass(frozen=True)

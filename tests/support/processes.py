@@ -18,7 +18,9 @@ LIMIT_S = 60.0
 
 @contextmanager
 def started(
-    command: Sequence[object], environment: Mapping[str, str] | None = None
+    command: Sequence[object],
+    environment: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs a command, with pipes for its output, for the time of the block; then it is killed.
 
@@ -28,6 +30,7 @@ def started(
         process = subprocess.Popen(
             [sys.executable, tether.__file__, str(os.getpid()), *map(str, command)],
             env=environment,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -37,7 +40,7 @@ def started(
     finally:
         process.kill()
         process.wait(LIMIT_S)
-        for stream in (process.stdout, process.stderr):
+        for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
 

@@ -113,18 +113,25 @@ def test_killed_run_ends_as_one_that_was_never_stopped(
     assert ended.examples < expected.examples
 
 
+IN_PROCESS = ["strategy.mode=async", "checkpoint.every_steps=5", *BY_BATCH]
+
+
+@pytest.fixture(scope="module")
+def never_killed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    job = job_of(clicks, tmp_path_factory.mktemp("whole") / "model", *IN_PROCESS)
+    return run(job, num_workers=1)[0]
+
+
 @pytest.mark.parametrize("pushes", range(1, 45, 4))
 def test_in_process_run_goes_on_from_wherever_it_was_killed(
-    pushes: int, clicks: Path, tmp_path: Path
+    pushes: int, clicks: Path, never_killed: Summary, tmp_path: Path
 ) -> None:
-    settings = ["strategy.mode=async", "checkpoint.every_steps=5", *BY_BATCH]
-    expected = run(job_of(clicks, tmp_path / "whole", *settings), num_workers=1)[0]
-    job = job_of(clicks, tmp_path / "killed", *settings)
+    job = job_of(clicks, tmp_path / "killed", *IN_PROCESS)
 
     kill(job, pushes=pushes, num_workers=1)
     ended = run(job, num_workers=1)[0]
 
-    assert ended.model_digest == expected.model_digest
+    assert ended.model_digest == never_killed.model_digest
 
 
 @pytest.mark.usefixtures("past_the_first_steps")

@@ -1,8 +1,12 @@
 """SIGTERM of a worker: wherever it is, it ends, with 143."""
 
+import json
+import os
 import signal
+import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,30 +16,58 @@ from tests.support.processes import started
 
 LIMIT_S = 60.0
 PROGRAM = """
-import threading
+import json, os, signal, sys, threading
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.run.termination import Termination
 
+for line in sys.stdin:
+    if not (child := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    raise SystemExit
+task = json.loads(line)
+os.dup2(os.open(task["log"], os.O_WRONLY | os.O_CREAT), 2)
+signal.alarm(60)  # it ends, whatever becomes of the tests
+print(os.getpid(), flush=True)
 store = ParameterStore(num_workers=2)
-with Termination(grace_s={grace_s}) as termination:
-    {body}
+with Termination(grace_s=task["grace_s"]) as termination:
+    exec(task["body"])
 """
 
+Ended = Callable[..., tuple[int, str]]
 
-def ended_by_sigterm(body: str, *, grace_s: float) -> tuple[int, str]:
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported what workers need; each is a child of it."""
+    with started([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE) as process:
+        yield process
+        process.communicate(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def ended_by_sigterm(forks: subprocess.Popen[str], tmp_path: Path) -> Ended:
     """Runs a worker, sends SIGTERM when it prints a line; returns its exit code and what it said."""
-    program = PROGRAM.format(
-        grace_s=grace_s, body=textwrap.indent(textwrap.dedent(body), "    ").strip()
-    )
-    with started([sys.executable, "-c", program]) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-        worker.send_signal(signal.SIGTERM)
-        _, log = worker.communicate(timeout=LIMIT_S)
-    return worker.returncode, log
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    told, said, log = forks.stdin, forks.stdout, tmp_path / "log"
+
+    def ended(body: str, *, grace_s: float) -> tuple[int, str]:
+        task = {"body": textwrap.dedent(body), "grace_s": grace_s, "log": str(log)}
+        told.write(json.dumps(task) + "\n")
+        told.flush()
+        worker = int(said.readline())
+        assert said.readline() == "ready\n", log.read_text()
+        os.kill(worker, signal.SIGTERM)
+        return int(said.readline()), log.read_text()
+
+    return ended
 
 
-def test_call_that_waits_fails_and_the_worker_unwinds(tmp_path: Path) -> None:
+def test_call_that_waits_fails_and_the_worker_unwinds(
+    tmp_path: Path, ended_by_sigterm: Ended
+) -> None:
     code, log = ended_by_sigterm(
         f"""
         termination.abort_at(lambda: (store, 1))
@@ -55,7 +87,7 @@ def test_call_that_waits_fails_and_the_worker_unwinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_worker_that_does_not_end_is_ended(has_begun: bool) -> None:
+def test_worker_that_does_not_end_is_ended(has_begun: bool, ended_by_sigterm: Ended) -> None:
     code, _ = ended_by_sigterm(
         f"""
         if {has_begun}:
@@ -69,7 +101,7 @@ def test_worker_that_does_not_end_is_ended(has_begun: bool) -> None:
     assert code == 143
 
 
-def test_worker_whose_job_goes_on_ends_after_its_batch() -> None:
+def test_worker_whose_job_goes_on_ends_after_its_batch(ended_by_sigterm: Ended) -> None:
     code, _ = ended_by_sigterm(
         """
         termination.end_after_batch(lambda: None)
@@ -86,7 +118,7 @@ def test_worker_whose_job_goes_on_ends_after_its_batch() -> None:
 
 
 @pytest.mark.parametrize("ends_after_batch", [True, False])
-def test_job_goes_on_while_worker_0_saves(ends_after_batch: bool) -> None:
+def test_job_goes_on_while_worker_0_saves(ends_after_batch: bool, ended_by_sigterm: Ended) -> None:
     """Worker 0 ends by itself, and then the others, or at last they do."""
     code, log = ended_by_sigterm(
         f"""
@@ -115,7 +147,9 @@ def test_job_goes_on_while_worker_0_saves(ends_after_batch: bool) -> None:
 
 
 @pytest.mark.parametrize("give_up", ["told.set", "threading.Event().wait"])
-def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> None:
+def test_worker_that_waits_gives_up_its_place_after_the_grace(
+    give_up: str, ended_by_sigterm: Ended
+) -> None:
     code, log = ended_by_sigterm(
         f"""
         told = threading.Event()
@@ -138,7 +172,9 @@ def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> N
         ("end_after_batch(lambda: None, wait_s=lambda: 0.5)", 20.0, "1.5"),
     ],
 )
-def test_wait_for_worker_0_is_part_of_the_grace(call: str, grace_s: float, within_s: str) -> None:
+def test_wait_for_worker_0_is_part_of_the_grace(
+    call: str, grace_s: float, within_s: str, ended_by_sigterm: Ended
+) -> None:
     """A place is given up soon after it: others wait for that."""
     code, log = ended_by_sigterm(
         f"""

@@ -7,14 +7,16 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from google.protobuf.descriptor import Descriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ctr_ps.protos.v1 import open_inference_pb2
+from ctr_ps.ps_worker.extras.inference_server import cli
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from tests.ps_worker.extras.inference_server.conftest import (
     NUM_EPOCHS,
@@ -36,6 +39,7 @@ from tests.ps_worker.extras.inference_server.conftest import (
     json_request,
 )
 from tests.support.certificates import CertificateAuthority
+from tests.support.commands import Done, in_this_process
 from tests.support.processes import started
 from tests.support.waiting import wait_until
 
@@ -104,6 +108,14 @@ def served(folder: Path, *options: str, **variables: str) -> Iterator[Serving]:
 
 
 @pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Calls the entry point, for what does not come to serve."""
+    return in_this_process("ps-serve", cli.main, monkeypatch, capsys)
+
+
+@pytest.fixture
 def request_file(trained: Trained, tmp_path: Path) -> Path:
     """Rows to ask for, and what the predictor says of them by each checkpoint."""
     expected = {
@@ -125,15 +137,14 @@ def request_file(trained: Trained, tmp_path: Path) -> Path:
     return path
 
 
-def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command that does not serve."""
-    return subprocess.run(
-        [*map(str, arguments)], capture_output=True, text=True, check=False, timeout=LIMIT_S
+def asked(serving: Serving, request: Path) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, CLIENT, serving.http, serving.grpc, request],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
     )
-
-
-def asked(serving: Serving, request: Path, *options: str) -> dict[str, object]:
-    done = ended(sys.executable, CLIENT, serving.http, serving.grpc, request, *options)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -163,7 +174,12 @@ def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None
         assert is_ending.wait(LIMIT_S)
         yield grpc_request(trained)
 
-    with served(trained.folder) as serving, grpc.insecure_channel(serving.grpc) as channel:
+    with (
+        served(trained.folder, "--max-rows", str(NUM_ROWS)) as serving,
+        grpc.insecure_channel(serving.grpc) as channel,
+    ):
+        too_many = json.dumps(json_request(trained, NUM_ROWS + 1)).encode()
+        assert status_of(f"http://{serving.http}/v2/models/ctr/infer", too_many) == 400
         http = HTTPConnection(serving.http, timeout=LIMIT_S)
         http.putrequest("POST", "/v2/models/ctr/infer")
         http.putheader("Content-Length", str(len(body)))
@@ -191,27 +207,24 @@ def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None
     assert np.array_equal(np.frombuffer(by_grpc, "<f4"), expected)
 
 
-def test_one_that_is_told_to_end_answers_for_a_while_and_is_not_ready(folder: Path) -> None:
-    with served(folder, "--drain", str(LIMIT_S)) as serving:
-        assert status_of(f"http://{serving.http}/v2/health/ready") == 200
+def test_one_that_is_told_to_end_answers_for_a_while_and_is_not_ready(
+    folder: Path, tmp_path: Path
+) -> None:
+    authority = CertificateAuthority(tmp_path)
+    own = authority.credentials("server", mutual=False)
+    tls = {"CTR_PS_TLS_CERT": own.certificate, "CTR_PS_TLS_KEY": own.key}
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    with served(folder, "--drain", str(LIMIT_S), **tls) as serving:
+        ready = partial(status_of, f"https://{serving.http}/v2/health/ready", context=context)
+        assert ready() == 200
         serving.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + LIMIT_S / 2
-        while status_of(f"http://{serving.http}/v2/health/ready") == 200:
-            assert time.monotonic() < end
-        assert status_of(f"http://{serving.http}/v2/health/ready") == 503
-        assert status_of(f"http://{serving.http}/v2/models/ctr") == 200
+        wait_until(lambda: ready() == 503, LIMIT_S / 2)
+        assert status_of(f"https://{serving.http}/v2/models/ctr", context=context) == 200
 
 
-def test_request_has_as_many_rows_as_the_option_says(trained: Trained) -> None:
-    with served(trained.folder, "--max-rows", "3") as serving:
-        url = f"http://{serving.http}/v2/models/ctr/infer"
-        contents = [json.dumps(json_request(trained, num_rows)).encode() for num_rows in (3, 4)]
-        assert [status_of(url, content) for content in contents] == [200, 400]
-
-
-def status_of(url: str, content: bytes | None = None) -> int:
+def status_of(url: str, content: bytes | None = None, context: ssl.SSLContext | None = None) -> int:
     try:
-        with urllib.request.urlopen(url, content, timeout=10) as response:
+        with urllib.request.urlopen(url, content, timeout=10, context=context) as response:
             return int(response.status)
     except urllib.error.HTTPError as refused:
         refused.close()
@@ -263,22 +276,6 @@ def test_message_has_it_look_at_once_and_it_still_ends_at_once(
     assert not [line for line in serving.log if "WARNING" in line or "ERROR" in line]
 
 
-def test_certificates_and_refusals_of_addresses(folder: Path, tmp_path: Path) -> None:
-    done = ended(PS_SERVE, folder, "--http", "0.0.0.0:0")
-    assert (done.returncode, "is reachable from other machines" in done.stderr) == (2, True)
-
-    authority = CertificateAuthority(tmp_path)
-    own = authority.credentials("server", mutual=False)
-    tls = {"CTR_PS_TLS_CERT": own.certificate, "CTR_PS_TLS_KEY": own.key}
-    with served(folder, **tls) as serving:
-        import ssl
-
-        context = ssl.create_default_context(cafile=str(authority.ca))
-        url = f"https://{serving.http}/v2/health/ready"
-        with urllib.request.urlopen(url, timeout=10, context=context) as response:
-            assert json.load(response) == {"ready": True}
-
-
 def test_messages_have_the_fields_of_the_protocol() -> None:
     done = subprocess.run(
         [sys.executable, CLIENT, "--fields"], capture_output=True, check=True, timeout=LIMIT_S
@@ -306,20 +303,21 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
         (["--http", "somewhere"], "--http is 'somewhere', expected [HOST:]PORT"),
         (["--grpc", "foo:bar"], "--grpc is 'foo:bar', expected [HOST:]PORT"),
         (["--metrics", "foo:bar"], "CTR_PS_METRICS or --metrics is 'foo:bar'"),
+        (["--http", "0.0.0.0:0"], "is reachable from other machines"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    options: list[str], why: str, trained: Trained
+    options: list[str], why: str, trained: Trained, command: Callable[..., Done]
 ) -> None:
-    done = ended(PS_SERVE, trained.folder, *options)
+    done = command(trained.folder, *options)
 
-    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+    assert (done.code, why in done.err) == (2, True), done.err
 
 
-def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    done = ended(PS_SERVE, tmp_path, "--http", "0", "--grpc", "0")
+def test_folder_without_a_checkpoint_is_named(tmp_path: Path, command: Callable[..., Done]) -> None:
+    done = command(tmp_path, "--http", "0", "--grpc", "0")
 
-    assert (done.returncode, str(tmp_path) in done.stderr) == (5, True)
+    assert (done.code, str(tmp_path) in done.err) == (5, True)
 
 
 def test_rows_of_the_request_are_not_all_alike(trained: Trained) -> None:

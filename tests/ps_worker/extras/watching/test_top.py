@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,9 @@ from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
-from ctr_ps.ps_worker.extras.watching.top import Look, Servers, drawn
+from ctr_ps.ps_worker.extras.watching.top import SERVERS, Look, Servers, drawn, main
 from tests.support.cluster import cluster
+from tests.support.commands import Done, in_this_process
 from tests.support.processes import heeded
 from tests.support.stores import push_id
 
@@ -172,7 +174,7 @@ def declared(client: ClusterClient) -> None:
     )
 
 
-def test_once_prints_the_status_of_real_servers(tmp_path: Path) -> None:
+def test_once_prints_the_status_of_real_servers(tmp_path: Path, top: Callable[..., Done]) -> None:
     with cluster(num_servers=2) as servers:
         client = servers.client()
         declared(client)
@@ -181,28 +183,20 @@ def test_once_prints_the_status_of_real_servers(tmp_path: Path) -> None:
 
         done = top("--once", ",".join(servers.endpoints))
 
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
+    assert done.code == 0, done.err
+    first = done.out.splitlines()[0]
     assert first.startswith("2 of 2 servers answer  version 1  batches 1  examples 7  staleness")
     assert first.endswith("largest 0"), "a pipe has no columns at which lines are wrapped"
-    assert re.search(r"embedding\s+1,000", done.stdout)
+    assert re.search(r"embedding\s+1,000", done.out)
     for endpoint in servers.endpoints:
-        assert re.search(rf"{endpoint}\s+1\s+\d+.*1: \d+\.\d s", done.stdout)
+        assert re.search(rf"{endpoint}\s+1\s+\d+.*1: \d+\.\d s", done.out)
 
 
-def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command into pipes."""
-    environment = {
-        key: value for key, value in os.environ.items() if "PADDLE" not in key and key != "COLUMNS"
-    }
-    return subprocess.run(
-        [TOP, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**environment, **variables},
-    )
+@pytest.fixture
+def top(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Calls the entry point, where output is no terminal."""
+    monkeypatch.delenv(SERVERS, raising=False)
+    return in_this_process("ps-top", main, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -215,32 +209,37 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (("127.0.0.1:1",), 2, "not a terminal: use --once"),
     ],
 )
-def test_without_servers_it_says_why(arguments: tuple[str, ...], code: int, why: str) -> None:
+def test_without_servers_it_says_why(
+    arguments: tuple[str, ...], code: int, why: str, top: Callable[..., Done]
+) -> None:
     done = top(*arguments)
 
-    assert (done.returncode, why in done.stderr) == (code, True), done.stderr
+    assert (done.code, why in done.err) == (code, True), done.err
 
 
-def test_server_that_has_two_names_is_refused() -> None:
+def test_server_that_has_two_names_is_refused(top: Callable[..., Done]) -> None:
     with cluster(num_servers=1) as servers:
         (endpoint,) = servers.endpoints
         other = endpoint.replace("127.0.0.1", "localhost")
 
         done = top("--once", f"{endpoint},{other}")
 
-    assert done.returncode == 2
-    assert f"{endpoint} and {other} are both server 0" in done.stderr
+    assert done.code == 2
+    assert f"{endpoint} and {other} are both server 0" in done.err
 
 
-def test_caller_that_every_server_refuses_is_told_so() -> None:
+def test_caller_that_every_server_refuses_is_told_so(
+    top: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CTR_PS_TOKEN", "another-0123456789")
     with cluster(num_servers=0) as servers:
         for index in range(2):
             store = ParameterStore(num_workers=1, server_index=index, num_servers=2)
             servers.start_server(store, credentials=Credentials(token=TOKEN))
-        done = top("--once", ",".join(servers.endpoints), CTR_PS_TOKEN="another-0123456789")
+        done = top("--once", ",".join(servers.endpoints))
 
-    assert done.returncode == 15
-    assert "refuse this caller" in done.stderr.splitlines()[-1]
+    assert done.code == 15
+    assert "refuse this caller" in done.err.splitlines()[-1]
 
 
 def read_from(terminal: int) -> str:
