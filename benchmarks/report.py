@@ -48,7 +48,7 @@ TRAIN_CASES = {
 
 def measure() -> list[Line]:
     """Runs all benchmarks and returns their lines."""
-    modules = ("table", "wire", "clients", "step", "cost", "train")
+    modules = ("table", "wire", "clients", "cost", "train")
     commands = [[f"bench_{module}"] for module in modules]
     for option, variable in PEER_FOLDERS.items():
         if variable in os.environ:
@@ -176,32 +176,6 @@ def clients_table(lines: list[Line]) -> str:
     )
 
 
-STEP_PARTS = {
-    "calls": "between processes: gRPC, sockets, threads",
-    "apply": "servers: apply the step",
-    "scan": "servers: read rows and dense parameters",
-    "encode": "both: arrays to bytes",
-    "decode": "both: bytes to arrays",
-    "client": "worker: route keys, split pushes, join answers",
-    "keys": "worker: unique keys",
-    "compute": "worker: forward and backward",
-    "total": "in all",
-}
-
-
-def step_table(lines: list[Line]) -> str:
-    """Returns a table of where the processor time of a synchronous step goes."""
-    rows = [
-        [title, *(f"{line[f'{part}_us']:,}" for line in lines)]
-        for part, title in STEP_PARTS.items()
-    ]
-    header = [
-        f"processor time of a step, µs; 1 worker, {lines[0]['servers']} servers",
-        *(f"B={line['batch_size']}" for line in lines),
-    ]
-    return table(header, rows)
-
-
 def cost_table(lines: list[Line]) -> str:
     """Returns two tables: the model of a step beside what was measured, and what it says of more machines."""
     sizes = sorted({line["batch_size"] for line in lines})
@@ -234,7 +208,6 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "table": table_table,
     "wire": wire_table,
     "clients": clients_table,
-    "step": step_table,
     "cost": cost_table,
 }
 
