@@ -33,7 +33,6 @@ from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.health import SERVICE
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records, resumed_record
-from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ctr_ps.ps_server.rpc.service import Service
 from ctr_ps.ps_server.rpc.stream import StreamPort
@@ -98,7 +97,6 @@ class Server:
         self._service = Service(
             self._handlers,
             backlog=self._backlog,
-            hot_keys=HotKeys() if settings.metrics else None,
             why_not=lambda: None if self._progress is None else self._progress.error(),
             on_end=self._end_by,
             clock=clock,
@@ -254,7 +252,7 @@ class Server:
         self._metrics_port = open_metrics_port(
             self._settings.metrics,
             metrics,
-            lambda: server_status(self._engine, self._service.counts, self._service.hot_keys),
+            lambda: server_status(self._engine, self._service.counts),
             self._credentials,
         )
 

@@ -20,11 +20,9 @@ from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.wire.calls import CALLS, LEAVE, SERVICE, Call
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
-from ctr_ps.protos.wire.requests import PullSparse
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
 from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts
-from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +145,6 @@ class Service:
         *,
         # counts the calls in threads, and refuses more; None: one with the usual limits
         backlog: Backlog | None = None,
-        hot_keys: HotKeys | None = None,  # told of every pull; None: nobody is
         # returns the error with which each call is refused; None: it is answered
         why_not: Callable[[], CtrPsError | None] = lambda: None,
         # called when the server has to end: the update log cannot be written, or memory is short
@@ -160,7 +157,6 @@ class Service:
         self._handlers = handlers
         self.engine = handlers.engine
         self.counts = {name: CallCounts() for name in CALLS}  # of the calls, by name
-        self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
         self._why_not = why_not
         self._clock = clock
@@ -243,8 +239,6 @@ class Service:
     ) -> T:
         """Carries out a call, in a thread if it has much to do; what it changes is durable then."""
         self.counts[call.name].touched(argument)
-        if self.hot_keys is not None and isinstance(argument, PullSparse):
-            self.hot_keys.pulled(argument.keys)
         moves = self._handlers.moves
         while (held := moves.enter(call, argument)) is not None:
             await answering.settled(held)

@@ -7,10 +7,8 @@ from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import StoreStatus
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts
-from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 
 MIB = 2**20
-NUM_HOT_KEYS = 10
 
 _TABLE_COLUMNS = (
     "table", "rows", "MiB", "shards", "rows of a shard", "imbalance", "load", "candidates", "evicted",
@@ -18,9 +16,7 @@ _TABLE_COLUMNS = (
 )  # fmt: skip
 
 
-def server_status(
-    engine: Engine, calls: Mapping[str, CallCounts], hot_keys: HotKeys | None
-) -> Status:
+def server_status(engine: Engine, calls: Mapping[str, CallCounts]) -> Status:
     """Returns the status of a server as of now; `calls` are by name of the RPC."""
     status, owner = engine.status(), engine.owner
     num_calls = {
@@ -61,15 +57,6 @@ def server_status(
                     _call_row(name, calls[name], num_calls[name])
                     for name in sorted(calls, key=num_calls.__getitem__, reverse=True)
                     if num_calls[name]
-                ],
-            ),
-            Table(
-                title="Hot keys, with their estimated share of pulls",
-                columns=("table", "key", "share"),
-                rows=[
-                    # As text: numbers of JavaScript are exact up to 2^53.
-                    (table, str(key), share)
-                    for table, key, share in (hot_keys.hottest(NUM_HOT_KEYS) if hot_keys else ())
                 ],
             ),
         ],

@@ -22,7 +22,6 @@ from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
-from ctr_ps.ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
 from ctr_ps.ps_server.rpc.metrics.server_metrics import (
     STALENESS_BOUNDS,
     TABLE_COUNTERS,
@@ -60,10 +59,7 @@ class Server:
             )
         )
         self.backlog = Backlog(max_calls=1)
-        self.hot_keys = HotKeys()
-        self.service = Service(
-            Handlers(self.store.engine), backlog=self.backlog, hot_keys=self.hot_keys
-        )
+        self.service = Service(Handlers(self.store.engine), backlog=self.backlog)
         self.metrics = ServerMetrics(
             self.store.engine, self.service.counts, self.backlog, log, lambda: replayed
         )
@@ -98,7 +94,7 @@ class Server:
         await self.call(calls.PULL_SPARSE, request)
 
     def status(self) -> Status:
-        return server_status(self.store.engine, self.service.counts, self.service.hot_keys)
+        return server_status(self.store.engine, self.service.counts)
 
     def scrape(self) -> Samples:
         registry = CollectorRegistry()
@@ -423,8 +419,7 @@ async def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     for sequence in range(3):
         await server.push(10, worker=0, sequence=sequence, examples=100)
     await server.push(10, worker=1, sequence=0, examples=100)
-    for _ in range(LEAST_SEEN):
-        server.hot_keys._until_next = 0
+    for _ in range(3):
         await server.pull(10)
     server.store.leave(2, step=0)
     server.store.engine.pass_time(4.0)
@@ -449,9 +444,6 @@ async def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     series = {each.name: each.value for each in status.series}
     assert (series["batches a second"], series["examples a second"]) == (4, 400)
     assert (series["calls a second"], series["rows"]) == (7, 10)
-    hot = rows_of(status, "Hot keys")
-    assert {(each["table"], each["share"]) for each in hot} == {("t", 1.0)}
-    assert {each["key"] for each in hot} == set(map(str, range(10)))
 
 
 def test_page_says_why_the_job_has_ended() -> None:
