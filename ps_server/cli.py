@@ -17,7 +17,6 @@ from ctr_ps.protos.errors import RoleError
 from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import (
-    GrpcDebug,
     Insecure,
     LogFormatOption,
     LogLevelOption,
@@ -109,7 +108,6 @@ def run(
         ),
     ] = 0,
     metrics: Metrics = DEFAULTS.metrics,
-    grpc_debug: GrpcDebug = DEFAULTS.grpc_debug,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
     sigterm_exit_code: Annotated[
@@ -155,7 +153,6 @@ def run(
                 insecure=insecure,
                 stream_port=None if stream_port < 0 else stream_port,
                 metrics=metrics,
-                grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,
             )
             exit_code = run_server(role, settings)

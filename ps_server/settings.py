@@ -52,7 +52,6 @@ class ServerSettings:
     # serve whoever reaches an address that is not loopback, without tokens and certificates
     insecure: bool = False
     metrics: str | None = None  # address of the port for metrics, [HOST:]PORT; None: it has none
-    grpc_debug: bool = False  # whether gRPC's reflection and channelz are answered
     # exit code after SIGTERM, by which it can be told from the end of the job
     sigterm_exit_code: int = 0
 

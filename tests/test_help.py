@@ -24,14 +24,11 @@ def test_brackets_in_help_are_no_markup(module) -> None:
     assert module.app.rich_markup_mode is None
 
 
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [(server, "[grpc-debug]"), (serve, "[grpc-debug]")],
-)
-def test_help_names_what_stands_in_brackets(module, text: str) -> None:
+@pytest.mark.parametrize("module", [server, serve])
+def test_help_names_what_stands_in_brackets(module) -> None:
     shown = CliRunner().invoke(module.app, ["--help"]).output
 
-    assert text in "".join(shown.split())
+    assert "[HOST:]PORT" in "".join(shown.split())
 
 
 def test_examples_in_help_keep_their_lines() -> None:

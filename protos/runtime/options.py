@@ -34,13 +34,6 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Serve a non-loopback address without credentials."),
 ]
-GrpcDebug = Annotated[
-    bool,
-    typer.Option(
-        "--grpc-debug",
-        help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
-    ),
-]
 
 
 def command_app(help: str | None = None) -> typer.Typer:

@@ -1,23 +1,19 @@
-"""Services of gRPC's own beside ours: health checks, and optional ones for debugging.
+"""Health checks, gRPC's own service beside ours.
 
-Health checks are for probes, load balancers and waiting clients. Anybody may ask, so an answer costs nothing:
+They are for probes, load balancers and waiting clients. Anybody may ask, so an answer costs nothing:
 requests are not read, whatever service they name, and an address has `MAX_CALLS` of a kind open at once.
 Callers with a known token are not counted.
-
-Reflection, for grpcurl, shows a server's methods and messages, channelz, for grpcdebug, its connections and
-streams. Like the status, both are for readers.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.wire.security.access import Method, token_in
+from ctr_ps.protos.wire.security.access import token_in
 from ctr_ps.protos.wire.security.credentials import Credentials, WatchedTokens
 
 MAX_CALLS = 32
@@ -111,36 +107,3 @@ class HealthService:
         response = health_pb2.HealthCheckResponse
         is_serving = self._begun.is_set() and not self._ending.is_set()
         return response(status=response.SERVING if is_serving else response.NOT_SERVING)
-
-
-class DebugServices:
-    """Adds reflection and channelz to a server on an event loop; raises UsageError without their extra."""
-
-    def __init__(self) -> None:
-        try:
-            from grpc_channelz.v1 import channelz, channelz_pb2
-            from grpc_reflection.v1alpha import reflection, reflection_pb2
-        except ImportError as error:
-            raise UsageError(
-                "--grpc-debug needs the extra: pip install 'ctr-ps[grpc-debug]'"
-            ) from error
-        self._reflection, self._channelz = reflection, channelz
-        self._services = [
-            reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
-            channelz_pb2.DESCRIPTOR.services_by_name["Channelz"],
-        ]
-
-    @property
-    def methods(self) -> Sequence[Method]:
-        """The methods, with the access that each needs."""
-        return [
-            Method(service.full_name, method.name)
-            for service in self._services
-            for method in service.methods
-        ]
-
-    def add_to(self, server: grpc.aio.Server, services: Iterable[str]) -> None:
-        """Adds both to a server that is not started; `services` are its other ones, for reflection."""
-        names = [*services, *(service.full_name for service in self._services)]
-        self._reflection.enable_server_reflection(names, server)
-        self._channelz.add_channelz_servicer(server)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryError
 from ctr_ps.protos.format import FORMAT
@@ -20,7 +19,7 @@ from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import CALLS, END_MOVE
 from ctr_ps.protos.wire.channel import server_options
-from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
+from ctr_ps.protos.wire.grpc_services import HealthService
 from ctr_ps.protos.wire.security.authorization import interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -31,7 +30,6 @@ from ctr_ps.ps_server.engine.journal import NO_JOURNAL
 from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
-from ctr_ps.ps_server.rpc.health import SERVICE
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records, resumed_record
 from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ctr_ps.ps_server.rpc.service import Service
@@ -74,7 +72,7 @@ class Server:
         Without credentials it serves whoever calls, without TLS; see `Service` for `backlog` and `clock`.
 
         Raises:
-            UsageError: If a file of the credentials cannot be read, or an extra is not installed.
+            UsageError: If a file of the credentials cannot be read.
         """
         self._engine = engine
         self._address = address
@@ -85,11 +83,9 @@ class Server:
             (lambda: "" if self._progress is None else self._progress.text) if has_past else None
         )
         self._credentials = credentials or Credentials()
-        debug = DebugServices() if settings.grpc_debug else None
-        guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
             options=server_options(ports=1 if settings.stream_port is None else 2),
-            interceptors=interceptors_of(self._credentials, guarded),
+            interceptors=interceptors_of(self._credentials, CALLS.values()),
         )
         self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
         self._handlers.moves.on_drained = self._on_drained
@@ -114,8 +110,6 @@ class Server:
         self._long_replay_s = LONG_REPLAY_S
         self._service.add_to(self._server)
         self._health.add_to(self._server, self._credentials)
-        if debug:
-            debug.add_to(self._server, [SERVICE, health.SERVICE_NAME])
 
     async def start(self) -> int:
         """Binds and serves, or says until `recover` how far it has come; returns the port.

@@ -90,31 +90,16 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
     def _asking_for_peer(self, call: Method, handler: Any) -> Any:
         """Returns a handler that checks the caller's certificate first, which only a context has."""
 
-        async def require_access(context: grpc.aio.ServicerContext) -> None:
+        async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
             if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
                 await context.abort(*_abort_arguments(refusal))
-
-        async def stream(
-            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-        ) -> AsyncIterator[Any]:
-            await require_access(context)
-            async for answer in handler.stream_stream(requests, context):
-                yield answer
-
-        async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
-            await require_access(context)
             request = await anext(requests, None)
             if request is None:
                 await context.abort(*_no_message(call))
             return await handler.unary_unary(request, context)
 
-        make, asking = (
-            (grpc.stream_stream_rpc_method_handler, stream)
-            if handler.response_streaming
-            else (grpc.stream_unary_rpc_method_handler, method)
-        )
-        return make(
-            asking,
+        return grpc.stream_unary_rpc_method_handler(
+            method,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )

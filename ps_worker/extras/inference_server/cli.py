@@ -30,14 +30,12 @@ from ctr_ps.protos.role import address_to_bind
 from ctr_ps.protos.runtime.environment import arguments, connection_limit, num_processors
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import (
-    GrpcDebug,
     Insecure,
     LogFormatOption,
     LogLevelOption,
     Metrics,
     command_app,
 )
-from ctr_ps.protos.wire.grpc_services import DebugServices
 from ctr_ps.protos.wire.security.credentials import (
     Credentials,
     bind,
@@ -108,7 +106,6 @@ def serve(
         ),
     ] = 0.0,
     insecure: Insecure = False,
-    grpc_debug: GrpcDebug = False,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -149,7 +146,6 @@ def serve(
             reload_s=reload_every,
             channel=Channel(notify) if notify else None,
             drain_s=drain,
-            debug=DebugServices() if grpc and grpc_debug else None,
         )
         with threadpool_limits(1):  # each thread of the pool is one
             asyncio.run(serving)
@@ -165,7 +161,6 @@ async def _run(
     reload_s: float,
     channel: "Channel | None",
     drain_s: float,
-    debug: DebugServices | None,
 ) -> None:
     """Serves until SIGTERM or SIGINT; see the options of the command."""
     # Late: numba.
@@ -190,7 +185,7 @@ async def _run(
         figures = RequestMetrics(model)
         if metrics:
             stack.enter_context(open_metrics_port(metrics, figures, figures.status, credentials))
-        by_grpc = GrpcService(model, figures, is_ready, debug=debug)
+        by_grpc = GrpcService(model, figures, is_ready)
         ends: list[End] = []
         try:
             if grpc:

@@ -8,13 +8,12 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import CtrPsError, DataError
 from ctr_ps.protos.runtime.environment import memory_error_of, own_version
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.protos.wire.channel import server_options
-from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
+from ctr_ps.protos.wire.grpc_services import HealthService
 from ctr_ps.protos.wire.grpc_status import details_of, status_of
 from ctr_ps.protos.wire.security.access import Method
 from ctr_ps.protos.wire.security.authorization import interceptors_of
@@ -68,14 +67,11 @@ class GrpcService:
         model: ServedModel,
         metrics: RequestMetrics,
         is_ready: Callable[[], bool],
-        *,
-        debug: DebugServices | None = None,
     ) -> None:
-        """Answers with `model`, and tells `metrics` of each call; `debug` are answered beside."""
+        """Answers with `model`, and tells `metrics` of each call."""
         self._model = model
         self._metrics = metrics
         self._is_ready = is_ready
-        self._debug = debug
         self._health = HealthService()
 
     def server(self, credentials: Credentials, *, ports: int = 1) -> grpc.aio.Server:
@@ -83,10 +79,9 @@ class GrpcService:
 
         It answers gRPC's health checks, too; `ports` of the process share its connections.
         """
-        guarded = [*GUARDED, *(self._debug.methods if self._debug else ())]
         server = grpc.aio.server(
             options=server_options(ports=ports),
-            interceptors=interceptors_of(credentials, guarded),
+            interceptors=interceptors_of(credentials, GUARDED),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
         answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -116,8 +111,6 @@ class GrpcService:
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
         )
         self._health.add_to(server, credentials)
-        if self._debug:
-            self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
         return server
 
     def tell_end(self) -> None:
