@@ -17,7 +17,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
 from ctr_ps.ps_worker.data.blocks import Block, Reader, joined, rows_between, rows_where
 from ctr_ps.ps_worker.data.columnar.tables import TableReader
 from ctr_ps.ps_worker.data.files.content import Content
@@ -127,11 +127,14 @@ class MessageDecoder:
         self._are_files = are_files
         self._read = self._of_tables if format == "arrow" else self._of_text
         if not are_files and self._read == self._of_text:
-            self._reader = reader_of(name, schema, bad_rows, format)
-            if format == "criteo":  # else the first rows decide whether rows have labels
-                self._reader = TextReader(CriteoScanner(schema, has_label=True), bad_rows)
+            self._reader = self._reader_with(bad_rows)
         self._negatives = negatives
         self._on_lost = on_lost
+
+    def _reader_with(self, bad_rows: BadRows) -> Reader:
+        if self._format == "criteo":  # else the first rows decide whether rows have labels
+            return TextReader(CriteoScanner(self._schema, has_label=True), bad_rows)
+        return reader_of(self._name, self._schema, bad_rows, self._format)
 
     def rows(
         self,
@@ -205,7 +208,12 @@ class MessageDecoder:
         before = 1 if self._head else 0
         content.place = partial(self._place, messages, num_lines, line_ends, before)
         assert self._reader is not None
-        blocks = list(self._reader.blocks(FileSplit(content)))
+        failure: BadRowError | None = None
+        try:
+            blocks = list(self._reader.blocks(FileSplit(content)))
+        except BadRowError as error:  # above the limit: once more, for all that cannot be read
+            failure = error
+            blocks = list(self._reader_with(silent_bad_rows()).blocks(FileSplit(content)))
         offsets = [np.searchsorted(line_ends, block.positions()) - before for block in blocks]
         found = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
         if found.size < int(num_lines.sum()):
@@ -215,6 +223,8 @@ class MessageDecoder:
             for line in sorted({*range(len(lines))} - {*found.tolist()}):
                 owner = int(owners[line])
                 self._on_lost(Lost(messages[owner], line - int(firsts[owner]), lines[line]))
+        if failure is not None:
+            raise failure
         return blocks, found, num_lines
 
     def _lines_of(self, message: Message) -> bytes:
@@ -228,8 +238,8 @@ class MessageDecoder:
         for number, line in enumerate(lines):
             if len(line) >= BLOCK_BYTES:
                 fault = f"a line of {len(line)} bytes, expected fewer than {BLOCK_BYTES}"
-                self.bad_rows.add(self._name, place_in(message, number), fault)
                 self._on_lost(Lost(message, number, line))
+                self.bad_rows.add(self._name, place_in(message, number), fault)
         return b"\n".join(line for line in lines if len(line) < BLOCK_BYTES)
 
     @staticmethod
@@ -262,10 +272,10 @@ class MessageDecoder:
             except BadRowError:
                 raise
             except (pa.ArrowException, OSError, DataError) as error:
+                self._on_lost(Lost(message, 0, message.value))
                 self.bad_rows.add(
                     self._name, place_in(message, 0), f"not a readable Arrow IPC stream: {error}"
                 )
-                self._on_lost(Lost(message, 0, message.value))
                 num_lines[index] = 1
             else:
                 num_lines[index] = len(table)

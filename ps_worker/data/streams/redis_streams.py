@@ -22,8 +22,9 @@ _POLLED_FIRST = 4
 _LARGEST = 2**64 - 1
 _FIRST = "0-0"  # before all ids
 _NOTHING = {"entries-added": 0, "length": 0, "last-generated-id": b"0-0", "first-entry": None}
-_OPEN_S = 3.0  # for how long a server is asked that does not answer, as it is opened
-_PATIENCE_S = 600.0  # and later, but by `poll`, which is called again
+_PATIENCE_S = (
+    600.0  # for how long a server is asked that does not answer, but by `poll`, which comes again
+)
 _PAUSE_S = 0.5
 _POLLED_BYTES = 16 << 20
 """About how many bytes are asked for at once, by the messages before; Redis counts messages alone."""
@@ -37,7 +38,7 @@ class RedisSource:
     """A `StreamSource` of one key, or of several with commas between; partitions are keys."""
 
     def __init__(self, url: StreamUrl) -> None:
-        """Connects; raises DataError if the server does not answer, or a key is no stream."""
+        """Connects; raises DataError if the server does not answer for long, or a key is no stream."""
         self._url = url
         self._keys = url.name.split(",")
         options: dict[str, Any] = {
@@ -55,7 +56,6 @@ class RedisSource:
         self._ends: dict[str, str] = {}  # ids after which nothing was, or need not be
         # The entries ever added up to the one polled last, as far as known: then lost ones are counted.
         self._counts: dict[str, int] = {}
-        self._patience_s = _OPEN_S
         # A connection that was lost while nothing was asked is no server that is away.
         once = redis.retry.Retry(redis.backoff.NoBackoff(), 1, (redis.ConnectionError,))
         try:
@@ -67,7 +67,6 @@ class RedisSource:
         except (TypeError, ValueError) as error:
             fault = str(error).replace("AbstractConnection.__init__() got an ", "")
             raise UsageError(f"{url}: {fault.replace('keyword argument', 'option')}") from error
-        self._patience_s = _PATIENCE_S
         for key, kind in kinds.items():
             if kind == b"none":
                 logger.warning("%s: there is no key %r yet, it is waited for", url, key)
@@ -110,14 +109,17 @@ class RedisSource:
             self._poll(wanted, timeout_s, found)
         except _AwayError as error:
             self.at_end -= set(wanted)  # nobody knows
-            if not self._is_away:
-                logger.warning("a server is away, and waited for: %s", error)
-            self._is_away = True
+            self._note_away(error)
         else:
             if self._is_away:
                 logger.info("the server answers again: %s", self._url)
             self._is_away = False
         return found
+
+    def _note_away(self, error: Exception) -> None:
+        if not self._is_away:
+            logger.warning("a server is away, and waited for: %s", error)
+        self._is_away = True
 
     def _poll(self, wanted: Collection[str], timeout_s: float, found: list[Message]) -> None:
         """Appends messages to `found`, of each key all or, if the server is away then, none."""
@@ -157,7 +159,7 @@ class RedisSource:
             return max(int(info["entries-added"]) - count, 0)
         return len(self._asked("xrange", key, f"({last}", count=self._polled, patience_s=0.0))
 
-    def _info(self, key: str, patience_s: float | None = None) -> Mapping[str, Any]:
+    def _info(self, key: str, patience_s: float = _PATIENCE_S) -> Mapping[str, Any]:
         """Returns what Redis says of a stream; before version 7 it has no `entries-added`."""
         found: Mapping[str, Any] = _NOTHING
         if self._asked("exists", key, patience_s=patience_s):
@@ -233,15 +235,17 @@ class RedisSource:
         if is_lost:
             raise self._gone(key, offset, first)
 
-    def _asked(self, call: str, *args: Any, patience_s: float | None = None, **options: Any) -> Any:
+    def _asked(self, call: str, *args: Any, patience_s: float = _PATIENCE_S, **options: Any) -> Any:
         """Returns an answer; raises _AwayError if none comes within `patience_s`, DataError for a refusal."""
-        end_s = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        end_s = time.monotonic() + patience_s
         while True:
             try:
                 return getattr(self._redis, call)(*args, **options)
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                if time.monotonic() >= end_s:
-                    raise _AwayError(f"{self._url}: {error}") from error
+                away = _AwayError(f"{self._url}: {error}")
+                if time.monotonic() >= end_s or isinstance(error, redis.AuthenticationError):
+                    raise away from error
+                self._note_away(away)
                 time.sleep(_PAUSE_S)
             except redis.RedisError as error:
                 raise DataError(f"{self._url}: {error}") from error

@@ -152,10 +152,8 @@ class StreamData:
         self._told_ms = time_ms  # of the newest one in positions
         self._lag: Mapping[str, int] = {}
         self._lag_s = -LAG_S
-        self.late = 0  # messages that came after one of a later time
-        self.latest_ms = 0  # the most that one was behind
-        self.left_out = 0  # messages that were too late, by the option `late`
-        # late messages by `LATE_S`, with those beyond, and their seconds behind the newest one
+        self.latest_ms = 0  # the most that a message was behind the newest one before it
+        # such messages by `LATE_S`, with those beyond, and their seconds; left out by the option `late`
         self.lateness = {name: [0.0] * (len(LATE_S) + 2) for name in ("trained", "left_out")}
         # Empty batches to yield when there are no rows: a training thread reads a batch before it ends the
         # one before. Of several threads one may take two.
@@ -178,6 +176,11 @@ class StreamData:
         Asked for by `batches`, every `LAG_S`; see `StreamSource.lag`.
         """
         return self._lag
+
+    def late(self) -> tuple[int, int]:
+        """Returns how many messages came after one of a later time, and how many of them were left out."""
+        trained, left_out = (int(sum(self.lateness[k][:-1])) for k in ("trained", "left_out"))
+        return trained + left_out, left_out
 
     def close(self) -> None:
         """Closes the connections."""
@@ -286,13 +289,11 @@ class StreamData:
             behind_ms = self._time_ms - message.time_ms
             is_out = behind_ms > self._settings.url.late_ms
             if behind_ms > 0:
-                self.late += 1
                 self.latest_ms = max(self.latest_ms, behind_ms)
                 counts = self.lateness["left_out" if is_out else "trained"]
                 counts[bisect_left(LATE_S, behind_ms / 1000)] += 1
                 counts[-1] += behind_ms / 1000
             if is_out:
-                self.left_out += 1
                 message = replace(message, value=b"")  # noqa: PLW2901 (no rows)
             self._time_ms = max(self._time_ms, message.time_ms)
             found.append(message)

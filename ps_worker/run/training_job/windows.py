@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Generator, Iterator
 from functools import partial
+from operator import sub
 
 import numpy as np
 
@@ -98,12 +99,9 @@ class Windows:
         if self._run.is_repeating:
             return
         max_rows = -(-self._length.rows // self._run.num_workers)
-        late, left_out = self._data.late, self._data.left_out
+        before = self._data.late()
         yield from self._data.batches(number, before_ms=before_ms, max_rows=max_rows, rows=rows)
-        if self._data.late > late:
-            logger.info(
-                "late messages=%d left_out=%d longest_s=%.1f",
-                self._data.late - late,
-                self._data.left_out - left_out,
-                self._data.latest_ms / 1000,
-            )
+        late, left_out = map(sub, self._data.late(), before)
+        if late:
+            longest_s = self._data.latest_ms / 1000
+            logger.info("late messages=%d left_out=%d longest_s=%.1f", late, left_out, longest_s)

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from ctr_ps.ps_worker.data.streams.source import (
     owner_of,
     stream_url,
 )
+from tests.support.processes import free_port
 from tests.support.streams import Broker, redis_server
 from tests.support.waiting import wait_until
 
@@ -459,6 +461,24 @@ def test_one_message_that_was_trimmed_is_lost_and_one_that_was_deleted_is_not(
     with pytest.raises(DataError, match=r"is 13-0, .* after 11-0, .* gone \(1 message\)"):
         source.poll(["one"], 1.0)
     source.close()
+
+
+def test_a_redis_server_that_is_away_at_the_start_is_waited_for_but_not_one_that_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with free_port() as port:
+        url = stream_url(f"redis://127.0.0.1:{port}/kept")
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_source, url)
+        wait_until(lambda: f"a server is away, and waited for: {url}" in caplog.text)
+        with redis_server(tmp_path, port=port):
+            source = opening.result(30)
+            assert source.partitions() == ["kept"]
+            source.close()
+            redis.Redis(port=port).config_set("requirepass", "secret")
+            monkeypatch.setenv("SECRET", "another")
+            with pytest.raises(DataError, match="invalid username-password pair"):
+                open_source(stream_url(f"redis://127.0.0.1:{port}/kept?password=$SECRET"))
 
 
 def test_each_time_that_a_redis_server_is_away_is_told_once(

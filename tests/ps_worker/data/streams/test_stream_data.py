@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import BadRowError
 from ctr_ps.protos.store import WorkerProgress
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import Block, DataPosition
@@ -251,6 +252,22 @@ def test_bad_rows_are_counted_and_kept_and_no_place_is_lost(stream: Any) -> None
     ]
     assert bad_rows.total == 2
     assert "partition clicks/0, offset 0, row 2" in bad_rows.first
+
+
+@pytest.mark.parametrize("format", ["json", "arrow"])
+def test_what_cannot_be_read_is_kept_up_to_the_row_above_the_limit(
+    format: str, stream: Any
+) -> None:
+    bad = [b"no", b"nor this", b"nor that"]
+    joined = [b"\n".join([bad[0], _line(1), bad[1]]), bad[2]] if format == "json" else bad[:2]
+    stream["messages"] = {"clicks/0": list(enumerate(joined))}
+    lost: list[Lost] = []
+    decoder = MessageDecoder("clicks", SCHEMA, format, BadRows(1), on_lost=lost.append)
+
+    with pytest.raises(BadRowError):
+        list(data(decoder=decoder).batches(1))
+
+    assert [each.value for each in lost] == (bad if format == "json" else bad[:2])
 
 
 def test_bad_rows_count_to_the_limit_of_their_pass_alone(
@@ -573,7 +590,7 @@ def test_messages_that_are_too_late_are_left_out_and_counted(
     assert kept == [int(key_of(2, str(number))) for number in on_time]
     assert resumed == kept[3:]
     assert first.time_ms == 50, "it would leave out rows that are not late"
-    assert (reader.late, reader.left_out, reader.latest_ms) == (3, 2, 101)
+    assert (*reader.late(), reader.latest_ms) == (3, 2, 101)
     assert places(position) == {"clicks/0": "6"}
     assert position.time_ms == 200
 

@@ -21,11 +21,14 @@ MINUTE = 60_000.0
 class Rows:
     """Stands for `StreamData`: rows of some times, each a batch."""
 
-    late = left_out = latest_ms = 0
+    latest_ms = 0
 
     def __init__(self, times: list[float], *, is_live: bool = False, now_ms: float = 0.0) -> None:
         self.times = times
         self._none = now_ms if is_live else math.inf
+
+    def late(self) -> tuple[int, int]:
+        return 0, 0
 
     def next_ms(self) -> float:
         return self.times[0] if self.times else self._none
@@ -164,7 +167,9 @@ def test_a_process_that_begins_at_a_restart_goes_on_in_the_window_that_it_is_tol
     stream: Any = SimpleNamespace(
         open=lambda *_, **__: rows, name="clicks", length=PassLength(milliseconds=MINUTE)
     )
-    validator: Any = SimpleNamespace(is_over=False, recall=lambda _: np.array([7.0, 120_000.0]))
+    validator: Any = SimpleNamespace(
+        is_over=False, best=None, recall=lambda _: np.array([7.0, 120_000.0])
+    )
     checkpoints: Any = SimpleNamespace(name_before=None)
     plan: Any = SimpleNamespace(train_files=(), job=None)
     worker = Training(plan, run, none, stream, none, validator, checkpoints, none, lambda: False)
