@@ -170,14 +170,19 @@ class Predictor:
         return partial(type(self).load, self.url, **self._options), ()
 
     @property
-    def url(self) -> str:
+    def checkpoint(self) -> Checkpoint:
         """The checkpoint that answers now."""
-        return self._loaded.saved.checkpoint.url
+        return self._loaded.saved.checkpoint
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        return self.checkpoint.url
 
     @property
     def model_digest(self) -> str:
         """The digest of the model that answers now; of a delta empty."""
-        return self._loaded.saved.checkpoint.model_digest
+        return self.checkpoint.model_digest
 
     @property
     def schema(self) -> Schema:

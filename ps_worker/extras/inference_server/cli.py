@@ -10,8 +10,9 @@ import asyncio
 import logging
 import re
 import signal
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from threadpoolctl import threadpool_limits
 
-from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError
 from ctr_ps.protos.metrics.metrics_port import (
     Readers,
     metrics_address,
@@ -56,6 +57,9 @@ app = command_app()
 GRACE_S = 10.0
 """Seconds that requests in flight may take when it ends."""
 
+LOOK_S, TELL_S = 1.0, 60.0
+"""How often a first checkpoint is looked for, and the wait for it told."""
+
 PORTS = 2  # that share the connections of the process: HTTP and gRPC
 
 End = Callable[[], Awaitable[object]]
@@ -78,6 +82,9 @@ def serve(
     reload_every: Annotated[
         float, typer.Option(min=0, help="Seconds between checks for a newer checkpoint; 0: never.")
     ] = 10.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a first checkpoint.")
+    ] = 600.0,
     notify: Annotated[
         str, typer.Option(metavar="URL", help="Channel of publish.notify: redis://HOST:6379/NAME.")
     ] = "",
@@ -140,6 +147,8 @@ def serve(
                 maps=maps,
             ),
             credentials,
+            url=model,
+            wait_s=wait,
             http=http,
             grpc=grpc,
             metrics=metrics_address(metrics),
@@ -155,6 +164,8 @@ async def _run(
     load: Callable[[], "ServedModel"],
     credentials: Credentials,
     *,
+    url: str,
+    wait_s: float,
     http: str,
     grpc: str,
     metrics: str,
@@ -179,6 +190,9 @@ async def _run(
     def is_ready() -> bool:
         return not ended.is_set()
 
+    await _first_checkpoint(url, wait_s, ended)
+    if ended.is_set():
+        return
     with ExitStack() as stack:
         model = load()
         stack.callback(model.close)
@@ -204,6 +218,25 @@ async def _run(
             await asyncio.sleep(drain_s)
         finally:
             await asyncio.gather(*(end() for end in ends))
+
+
+async def _first_checkpoint(url: str, limit_s: float, ended: asyncio.Event) -> None:
+    """Returns once there is a checkpoint, or the process is to end; CheckpointError after `limit_s`."""
+    from ctr_ps.ps_server.checkpoint.publish import resolve  # late: numba
+
+    end_s, tell_s = time.monotonic() + limit_s, 0.0
+    while not ended.is_set():
+        try:
+            await asyncio.to_thread(resolve, url)
+            return
+        except CheckpointError as error:
+            if (now_s := time.monotonic()) >= end_s:
+                raise
+            if now_s >= tell_s:
+                tell_s = now_s + TELL_S
+                logger.warning("waiting %.0f s for a first checkpoint: %s", end_s - now_s, error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), LOOK_S)
 
 
 async def _start_grpc(service: "GrpcService", address: str, credentials: Credentials) -> End:

@@ -27,7 +27,6 @@ from prometheus_client.registry import Collector
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
 from ctr_ps.protos.metrics.metrics_port import Series, Status
 from ctr_ps.ps_server.checkpoint.publish import of_newest, read_manifest, resolve
-from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.checkpoints.notices import Channel
 from ctr_ps.ps_worker.data.streams.stream_data import newest_ms
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
@@ -120,7 +119,7 @@ class ServedModel:
         self._fault = ""  # of the newest checkpoint; told once
         self._open = partial(Predictor.load, verify=verify, map=maps, allow_code=allow_code)
         # the model that answers
-        self.current = of_newest(url, lambda newest: self._load(Checkpoint.open(newest)))
+        self.current = of_newest(url, self._load)
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
             "serving model=%s version=%s url=%s",
@@ -217,7 +216,7 @@ class ServedModel:
             if read_manifest(newest).data_folder == f"data-{self.current.token}":
                 self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
-            loaded = self._load(Checkpoint.open(newest.url), self.current.predictor)
+            loaded = self._load(newest.url, self.current.predictor)
             old, new = self.current.predictor, loaded.predictor
             if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
                 raise UsageError(
@@ -241,14 +240,14 @@ class ServedModel:
         logger.info("serving model=%s version=%s", self.name, loaded.version)
         return True
 
-    def _load(self, checkpoint: Checkpoint, earlier: Predictor | None = None) -> Current:
-        url = checkpoint.url
+    def _load(self, url: str, earlier: Predictor | None = None) -> Current:
         predictor = self._open(url) if earlier is None else earlier.successor(url)
         # Of missing values: kernels are compiled, and the model can predict, before the first request.
         schema = predictor.schema
         predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
+        checkpoint = predictor.checkpoint
         newest_s = newest_ms(checkpoint.manifest.workers) / 1000
-        return Current(predictor, PurePosixPath(url).name, checkpoint.token, newest_s)
+        return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token, newest_s)
 
     def close(self) -> None:
         """Ends the threads, after what they predict now."""

@@ -214,6 +214,25 @@ def test_older_checkpoint_that_latest_names_is_served_and_so_is_the_newer_one_ag
         require_epoch(served, trained, epoch)
 
 
+def test_checkpoint_is_opened_once(
+    trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    own = Checkpoint.open
+
+    def noted(url: str | Path) -> Checkpoint:
+        opened.append(str(url))
+        return own(url)
+
+    monkeypatch.setattr(Checkpoint, "open", noted)
+    model = ServedModel(str(folder), name="ctr", max_rows=100, threads=1)
+    trained.publish(2, folder)
+    assert model.reload()
+    model.close()
+
+    assert opened == [f"{folder}/epoch-1", f"{folder}/epoch-2"]
+
+
 @pytest.mark.parametrize("maps", [False, True])
 def test_delta_costs_its_own_rows_and_not_those_of_its_bases(
     maps: bool,

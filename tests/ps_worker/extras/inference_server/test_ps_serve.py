@@ -3,6 +3,7 @@
 Its generated code has the names of ours, so both do not fit into one process.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -315,9 +316,32 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def test_folder_without_a_checkpoint_is_named(tmp_path: Path, command: Callable[..., Done]) -> None:
-    done = command(tmp_path, "--http", "0", "--grpc", "0")
+    done = command(tmp_path, "--http", "0", "--grpc", "0", "--wait", "0")
 
     assert (done.code, str(tmp_path) in done.err) == (5, True)
+
+
+@pytest.mark.parametrize("is_told_to_end", [False, True])
+async def test_first_checkpoint_is_waited_for(
+    is_told_to_end: bool,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(cli, "LOOK_S", LIMIT_S if is_told_to_end else 0.01)
+    served, ended = tmp_path / "served", asyncio.Event()
+    waiting = asyncio.create_task(cli._first_checkpoint(str(served), LIMIT_S, ended))
+    while "waiting 120 s for a first checkpoint: no checkpoint" not in caplog.text:
+        await asyncio.sleep(0.005)
+    assert not waiting.done()
+
+    if is_told_to_end:
+        ended.set()
+    else:
+        trained.publish(1, served)
+
+    await asyncio.wait_for(waiting, LIMIT_S / 4)
 
 
 def test_rows_of_the_request_are_not_all_alike(trained: Trained) -> None:

@@ -27,6 +27,7 @@ from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.metrics.metrics_port import Readers
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.protos.wire.security.credentials import Credentials, bind, server_context
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.extras.inference_server import http_service, served_model
 from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService, tensors_in
@@ -710,7 +711,7 @@ def test_fault_that_comes_again_after_a_newer_model_is_told_again(
     for epoch in (2, 3):
         trained.publish(epoch, folder)
         with monkeypatch.context() as patched:
-            patched.setattr(served_model.Checkpoint, "open", away)
+            patched.setattr(Checkpoint, "open", away)
             assert not model.reload()
         assert model.reload()
 
