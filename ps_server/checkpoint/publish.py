@@ -220,15 +220,19 @@ def write_best(root: str | Path, name: str, file: str = BEST) -> None:
         folder_at(root).remove_file(PUBLISHING)
 
 
-def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
-    """Has readers take what they do now, or what passed before a crash; nothing if that is saved again."""
-    folder, pending = folder_at(root), name_in(root, PUBLISHING)
+def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> str:
+    """Has readers take what they do now, or what passed before a crash; nothing if that is saved again.
+
+    Returns the name of what they take from now on; "": what they did, or nothing.
+    """
+    folder, pending, taken = folder_at(root), name_in(root, PUBLISHING), ""
     if pending and is_on and not is_fresh and pending == name_in(root, LATEST):
-        write_best(root, pending, PUBLISHED)
+        write_best(root, taken := pending, PUBLISHED)
         logger.info("%s names checkpoint=%s, as the run ended before it did", PUBLISHED, pending)
     folder.remove_file(PUBLISHING)
     published, newest = best_in(root, PUBLISHED), _latest_of(folder)
     if not is_on:
+        taken = name_in(root, LATEST) if folder.has(PUBLISHED) else ""
         folder.remove_file(PUBLISHED)
     elif is_fresh or newest is None:
         folder.put(PUBLISHED, b"\n")
@@ -236,6 +240,8 @@ def begin_gate(root: str | Path, *, is_on: bool, is_fresh: bool) -> None:
         write_best(root, _named_by(folder, LATEST), PUBLISHED)
     elif published and read_manifest(folder.child(published)).version > newest.manifest.version:
         folder.put(PUBLISHED, b"\n")  # the run was turned back
+        return ""
+    return taken
 
 
 def best_in(root: str | Path, file: str = BEST) -> str | None:

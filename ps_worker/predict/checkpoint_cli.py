@@ -14,6 +14,7 @@ A folder of checkpoints stands for its latest one. Exit codes are those of proto
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -40,6 +41,8 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
 from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.notices import Channel
 from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.predict import value_vectors
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
@@ -118,6 +121,9 @@ def publish(
     checkpoint = Checkpoint.open(folder_at(folder).child(name).url)
     write_best(folder, name, PUBLISHED)
     typer.echo(f"published: {checkpoint.url}")
+    with suppress(CheckpointError):  # it is of no job
+        if url := job_of_checkpoint(checkpoint).publish.notify:
+            Channel(url).tell(name)
 
 
 @app.command()

@@ -12,6 +12,7 @@ fit on the disk nothing stays.
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Self
+from types import ModuleType
+from typing import Any, Literal, Self, cast
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.files.content import write_text
@@ -132,6 +134,9 @@ def _remove_torn_line(metrics: Path) -> None:
 
 
 def _events_in(folder: Path) -> Any:
+    # It imports PyTorch, if that is installed, for types that are not used here: 300 MB.
+    is_known = "torch" in sys.modules
+    sys.modules.setdefault("torch", cast("ModuleType", None))
     try:
         from tensorboardX import SummaryWriter  # late: an extra
     except ImportError:
@@ -139,6 +144,9 @@ def _events_in(folder: Path) -> Any:
             "no TensorBoard events are written to %s: pip install 'ctr-ps[tensorboard]'", folder
         )
         return None
+    finally:
+        if not is_known:
+            del sys.modules["torch"]
     return SummaryWriter(str(folder))
 
 

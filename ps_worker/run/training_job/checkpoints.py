@@ -8,7 +8,7 @@ from functools import partial
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.store import StoreStatus
-from ctr_ps.ps_server.checkpoint.files.manifest import BEST, PUBLISHED
+from ctr_ps.ps_server.checkpoint.files.manifest import BEST, MANIFEST, PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import begin_gate, best_in, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
@@ -92,9 +92,15 @@ class JobCheckpoints:
         """Returns the name for a model at the end of a pass; "" if nothing is saved."""
         return "" if self._saver is None else name_after_epoch(validation.epoch)
 
-    def name_before(self, _: Validation) -> str:
-        """Returns the name of the model of the best validation of a lost process; "" if nothing is saved."""
-        return "" if self._saver is None else best_in(self._job.checkpoint.dir) or ""
+    def name_before(self, validation: Validation) -> str:
+        """Returns the name of the model of the best validation of a lost process; "" if nothing is saved.
+
+        That process may have saved it, between two passes of a stream, and not had BEST name it.
+        """
+        if self._saver is None:
+            return ""
+        folder, name = self._job.checkpoint.dir, name_after_epoch(validation.epoch)
+        return name if folder_at(folder).child(name).has(MANIFEST) else best_in(folder) or ""
 
     def after_step_of(self, each: Pass) -> Callable[[], None] | None:
         """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
@@ -164,6 +170,8 @@ class JobCheckpoints:
 
     def write_best(self) -> None:
         """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
+        if self._saver is None:
+            return
         self._confirm()
         best, folder = self._validator.best, self._job.checkpoint.dir
         if best is None or not best.checkpoint:
@@ -281,7 +289,8 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
         logger.info("removed files of an unfinished save: %s", name)
     if is_fresh:
         folder_at(folder).remove_file(BEST)  # an earlier run's, whose names this one saves again
-    begin_gate(folder, is_on=job.publish.is_gated, is_fresh=is_fresh)
+    if name := begin_gate(folder, is_on=job.publish.is_gated, is_fresh=is_fresh):
+        _on_published(job)(name)
 
 
 def _require_folder(job: Job, run: Run) -> None:

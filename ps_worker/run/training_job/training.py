@@ -8,6 +8,7 @@ Worker 0 shrinks, validates and saves; the others wait for it at barriers.
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -35,7 +36,7 @@ from ctr_ps.ps_worker.run.training_job.passes import (
     figures_of_pass,
 )
 from ctr_ps.ps_worker.run.training_job.publishing import Gate
-from ctr_ps.ps_worker.run.training_job.validation import Validator
+from ctr_ps.ps_worker.run.training_job.validation import MOST_KEPT, Validator
 from ctr_ps.ps_worker.run.training_job.windows import Windows
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class Training:
     checkpoints: JobCheckpoints
     gate: Gate
     is_told_to_end: Callable[[], bool]  # see `train_job`
-    passes: list[PassFigures] = field(default_factory=list)  # figures of those trained
+    # figures of those trained, of a stream the last ones
+    passes: deque[PassFigures] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     stopped_early: bool = False  # validations got no better before the last epoch
     _asked: tuple[int, float, float] = (-1, 0.0, 0.0)  # see `_on_idle`
     _window: tuple[int, float] = (0, 0.0)  # on which all had agreed before; see `Windows`
@@ -144,6 +146,8 @@ class Training:
         if self.run.restarts:
             number, end_ms = self.validator.recall(self.checkpoints.name_before)
             self._window = int(number), end_ms
+            if self.validator.best is not None:
+                self.checkpoints.write_best()
             return int(number) - 1
         if not self.plan.job.checkpoint.resume:
             return 0

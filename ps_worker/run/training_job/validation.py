@@ -30,6 +30,9 @@ from ctr_ps.ps_worker.training.evaluation.evaluator import figures
 
 logger = logging.getLogger(__name__)
 
+MOST_KEPT = 1000
+"""Validations and passes of an endless run that are remembered, and written into each of its checkpoints."""
+
 NameOf = Callable[[Validation], str]
 """Returns the name of the checkpoint that has the model of a validation; "" if nothing is saved."""
 
@@ -49,8 +52,10 @@ class Validator:
         self._dataset = evaluated(plan.job, plan.schema, plan.valid_files, plan.stamps)
         self._num_told = 1 + plan.job.valid.patience  # validations from the best one on
         self._rule = EarlyStopping(metric=plan.job.valid.metric, patience=plan.job.valid.patience)
-        # Those since the start of this worker; worker 0 has a resumed run's as well.
+        # Those since the start of this worker, of many the best and the last; worker 0 has a resumed run's as
+        # well.
         self.validations: list[Validation] = []
+        self._most_kept = max(MOST_KEPT, self._num_told)
         self.best: Validation | None = None  # of these
         self.steps = StepsToValidation(plan, run)
 
@@ -146,6 +151,8 @@ class Validator:
             self.best = validation
         self._rule = self._rule.after(validation)
         self.validations.append(validation)
+        if len(self.validations) > self._most_kept:
+            del self.validations[self.validations[0] is self.best]
 
     def _evaluate(self, epoch: int) -> Validation:
         start = time.monotonic()

@@ -383,12 +383,13 @@ def test_gate_begins_with_what_readers_take(tmp_path: Path) -> None:
     OLD.save(tmp_path / "epoch-1")
     write_latest(tmp_path, "epoch-1")
 
-    begin_gate(tmp_path, is_on=True, is_fresh=False)
+    assert begin_gate(tmp_path, is_on=True, is_fresh=False) == "", "as before"
     assert best_in(tmp_path, PUBLISHED) == "epoch-1"
-    begin_gate(tmp_path, is_on=True, is_fresh=True)
+    assert begin_gate(tmp_path, is_on=True, is_fresh=True) == ""
     assert (tmp_path / "PUBLISHED").read_text() == "\n"
-    begin_gate(tmp_path, is_on=False, is_fresh=False)
+    assert begin_gate(tmp_path, is_on=False, is_fresh=False) == "epoch-1"
     assert not (tmp_path / "PUBLISHED").exists()
+    assert begin_gate(tmp_path, is_on=False, is_fresh=False) == ""
 
 
 def test_what_a_run_that_was_turned_back_saves_again_is_no_longer_published(tmp_path: Path) -> None:
@@ -437,8 +438,9 @@ def test_what_passed_before_a_crash_is_published_at_the_next_start(
     if of_crash == "before":
         (tmp_path / "LATEST").write_text("epoch-1\n")
 
-    begin_gate(tmp_path, is_on=True, is_fresh=False)
+    taken = begin_gate(tmp_path, is_on=True, is_fresh=False)
 
+    assert taken == ("epoch-2" if published == "epoch-2" else "")
     assert best_in(tmp_path, PUBLISHED) == published
     assert not (tmp_path / "PUBLISHING").exists()
 

@@ -17,6 +17,7 @@ from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.run.run_folder import RunFolder
+from tests.support.commands import printed_by
 from tests.support.training import train_alone, train_together
 
 
@@ -130,6 +131,18 @@ def test_events_are_numbers_of_what_was_trained_and_evaluated(
         ("valid/tables/deep/rows", 7): 4.0,
     }
     assert caplog.messages == []
+
+
+def test_events_are_written_without_pytorch(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from ctr_ps.ps_worker.run import run_folder
+
+print(run_folder._events_in(Path(sys.argv[1])) is not None, "torch" in sys.modules)
+"""
+
+    assert printed_by(program, tmp_path).split() == ["True", "False"]
 
 
 def test_missing_extra_is_said_and_is_no_error(

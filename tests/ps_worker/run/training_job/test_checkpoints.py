@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.publish import write_best
+from ctr_ps.ps_worker.checkpoints.resume import Validation
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.run.training_job import checkpoints
 from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, Start
+from tests.support.stores import in_process
 
 
 def asked_of_saver(
@@ -119,3 +123,19 @@ def test_a_process_in_the_place_of_worker_0_knows_the_checkpoints_of_its_run(
     _, saver = checkpoints_of(settings, monkeypatch, examples=0, is_replacement=is_replacement)
 
     assert saver.known["own"] == (("step-5",) if is_replacement else ())
+
+
+def test_best_model_of_a_lost_process_is_known_before_best_names_it(tmp_path: Path) -> None:
+    store = in_process()
+    for name in ("epoch-1", "epoch-2"):
+        store.save(SaveRequest(url=str(tmp_path / name)))
+    write_best(tmp_path, "epoch-1")
+    job = override_job({}, [f"checkpoint.dir={tmp_path}"], source="test")
+    found: Any = SimpleNamespace(_saver=object(), _job=job)
+
+    names = [
+        JobCheckpoints.name_before(found, Validation(epoch=epoch, step=9, auc=0.5, log_loss=0.5))
+        for epoch in (2, 3)
+    ]
+
+    assert names == ["epoch-2", "epoch-1"], "that of epoch 3 was lost with a server"

@@ -26,8 +26,10 @@ from ctr_ps.protos.errors import CheckpointError, JobError
 from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import best_in, write_best
 from ctr_ps.ps_worker.checkpoints import saver
+from ctr_ps.ps_worker.checkpoints.notices import Channel
 from ctr_ps.ps_worker.data.streams import stream_data
 from ctr_ps.ps_worker.job.sections import PublishSection
+from ctr_ps.ps_worker.predict import checkpoint_cli
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.training_job import publishing
 from ctr_ps.ps_worker.run.training_job.publishing import Gate, RowSample, why_held
@@ -329,8 +331,13 @@ def test_killed_between_save_and_publication_readers_stay(
             run_of(tmp_path, windows[:2], *GATE, resume=True)
     assert (best_in(folder, PUBLISHED), latest(folder)) == ("epoch-1", "epoch-2")
     assert Predictor.load(folder).url == f"{folder}/epoch-1"
-    lines = run_of(tmp_path, windows[:3], *GATE, resume=True)
+    told: list[str] = []
+    monkeypatch.setattr(Channel, "tell", lambda _, name: told.append(name))
+    notify = "publish.notify=redis://127.0.0.1:1/told"
+    lines = run_of(tmp_path, windows[:3], *GATE, notify, resume=True)
+    checkpoint_cli.publish(str(folder), "epoch-3")
 
+    assert told == ["epoch-2", "epoch-3", "epoch-3"]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert lines[2]["served"] == "epoch-2", "it had passed"
     assert best_in(folder, PUBLISHED) == "epoch-3"

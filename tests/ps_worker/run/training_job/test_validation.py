@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar, cast
@@ -26,7 +26,9 @@ from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter
+from ctr_ps.ps_worker.run.training_job import validation
 from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
+from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import train_alone, train_together, worker_role, worker_run
@@ -636,6 +638,23 @@ def test_without_early_stopping_the_best_validation_alone_is_told_at_a_restart(d
 
     assert other.best == Validation(epoch=2, step=20, auc=0.5, log_loss=0.6, checkpoint="epoch-2")
     assert [each.epoch for each in other.validations] == [2, 5]
+
+
+def test_run_without_end_remembers_the_best_validation_and_the_last(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MOST_KEPT", 4)
+    plan = plan_of(job_of(data, f"data.valid={data}/test.tsv"))
+    first, _ = validators_of_a_worker_and_its_replacement(plan)
+
+    for epoch in range(1, 10):
+        loss = 0.5 if epoch == 3 else 0.6
+        first.add(Validation(epoch=epoch, step=epoch, auc=0.5, log_loss=loss))
+
+    assert [each.epoch for each in first.validations] == [3, 7, 8, 9]
+    assert first.best == first.validations[0]
+    (passes,) = [each for each in fields(Training) if each.name == "passes"]
+    assert passes.default_factory().maxlen == 1000  # type: ignore[misc]
 
 
 def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Path) -> None:
