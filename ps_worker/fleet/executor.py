@@ -1,11 +1,7 @@
 """What a script trains with: a distributed optimizer, and the executor that its `minimize` returns."""
 
-import functools
-import logging
-import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from inspect import getsource, ismodule
+from contextlib import closing
 from typing import Any, Literal
 
 from ctr_ps.ctr_model.batch import Batch
@@ -23,15 +19,13 @@ from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.program import Loss, default_main_program
 from ctr_ps.ps_worker.fleet.words.settings import as_calls
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
-from ctr_ps.ps_worker.fleet.words.unknown import called_as, wrong_calls
+from ctr_ps.ps_worker.fleet.words.unknown import called_as
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.checks import require_base_rate, require_life, require_optimizers
 from ctr_ps.ps_worker.job.model import specs_of, trained_model
 from ctr_ps.ps_worker.training.evaluation.evaluator import OnPredictions
 from ctr_ps.ps_worker.training.monitor import FetchHandler, Fetching
 from ctr_ps.ps_worker.training.step_loop import TrainedStep
-
-logger = logging.getLogger(__name__)
 
 _OF_PADDLE = "program dataset scope thread debug fetch_list fetch_info print_period fetch_handler"
 
@@ -70,7 +64,6 @@ class Executor:
             )
         if fetch_list and fetch_handler is None:
             fetch_handler = print
-        _check_script()
         run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
@@ -240,21 +233,6 @@ def distributed_optimizer(
     return DistributedOptimizer(
         optimizer, strategy or DistributedStrategy(), optimizer if dense is None else dense
     )
-
-
-@functools.cache  # once a process
-def _check_script() -> None:
-    """Warns of calls in the script that will fail, before an epoch is trained."""
-    script = sys.modules["__main__"]
-    ours = {
-        name: each
-        for name, each in vars(script).items()
-        if isinstance(each, Executor)
-        or (ismodule(each) and getattr(each, "init", None) == FLEET.init)
-    }
-    with suppress(OSError, TypeError):  # of a notebook, or a file that is gone
-        for wrong in wrong_calls(getsource(script), ours):
-            logger.warning("%s, %s", getattr(script, "__file__", "the script"), wrong)
 
 
 def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:

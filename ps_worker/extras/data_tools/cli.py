@@ -1,7 +1,6 @@
-"""`ps-data`: generates, checks, profiles, splits and converts click logs; writes a first job for them.
+"""`ps-data`: generates, profiles, splits and converts click logs; writes a first job for them.
 
 ps-data generate data/planted --rows 400000 --test-rows 40000 --files 4 --seed 1
-ps-data check 'data/planted/train/*.tsv'
 ps-data profile 'data/planted/train/*.tsv' --out data/planted/log1p.toml --transform log1p
 ps-data init 'clicks/*.parquet' --label is_click --ignore session_id
 ps-data split 'data/planted/train/*.tsv' --out data/split --ratio 9:1 --seed 1
@@ -25,7 +24,6 @@ from ctr_ps.ps_worker.data.columns import without_label
 from ctr_ps.ps_worker.data.files.content import errors_of_writing, write_text
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import guessed_format, has_named_columns
-from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
 from ctr_ps.ps_worker.extras.data_tools.generate import (
@@ -78,9 +76,7 @@ BadRowLimit = Annotated[
     int, typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing.")
 ]
 
-app = command_app(
-    "Generate, check, profile, split and convert click logs; write a first job for them."
-)
+app = command_app("Generate, profile, split and convert click logs; write a first job for them.")
 
 
 @app.command("generate")
@@ -124,35 +120,6 @@ def generate_command(
     typer.echo(
         f"best possible on the test rows: auc={report.best_auc:.4f} "
         f"logloss={report.best_log_loss:.4f} (click rate {report.click_rate:.4f})"
-    )
-
-
-@app.command("check")
-def check_command(
-    patterns: Patterns,
-    schema: SchemaName = "criteo",
-    format_name: FormatName = "",
-    bad_row_limit: BadRowLimit = 1000,
-) -> None:
-    """Read click logs as training does, and count rows and clicks.
-
-    Prints the first malformed rows with file, line and error.
-    """
-    names = _schema(schema)
-    paths = matching_files(patterns)
-    dataset = QueueDataset(
-        names, batch_size=4096, format=format_name or None, bad_row_limit=bad_row_limit
-    )
-    dataset.set_filelist(paths)
-    clicks, is_labelled = 0, True
-    for batch in dataset:
-        is_labelled = batch.labels is not None
-        clicks += 0 if batch.labels is None else int(batch.labels.sum())
-    rate = clicks / max(dataset.rows, 1)
-    labels = f"{counted(clicks, 'click')} ({rate:.4f})" if is_labelled else "no labels"
-    typer.echo(
-        f"{counted(len(paths), 'file')}, {counted(dataset.rows, 'row')}, {labels}, "
-        f"{counted(dataset.bad_rows, 'malformed row')}"
     )
 
 

@@ -1,11 +1,9 @@
 """Calls and names as in Paddle: arguments without an effect here are left out, others show what there is."""
 
-import ast
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from ctr_ps.protos.errors import UsageError
@@ -71,37 +69,9 @@ def called_as(
                 logger.warning("%s(): %s without effect%s", name, ", ".join(unused), instead)
             return function(*arguments.args, **arguments.kwargs)
 
-        checked.bound = bound  # type: ignore[attr-defined]
         return checked
 
     return decorate
-
-
-def wrong_calls(script: str, objects: Mapping[str, object]) -> Iterator[str]:
-    """Yields a line for each call in the text of a script whose arguments do not fit.
-
-    Methods of `objects` are looked at, by the names of these in the script.
-    """
-    for node in ast.walk(ast.parse(script)):
-        match node:
-            case ast.Call(ast.Attribute(ast.Name(owner), name), args, keywords) if owner in objects:
-                named = {each.arg: None for each in keywords if each.arg is not None}
-                if len(named) < len(keywords) or any(
-                    isinstance(each, ast.Starred) for each in args
-                ):
-                    continue  # with * or **
-                try:
-                    _require_fit(getattr(objects[owner], name), args, named)
-                except (AttributeError, TypeError, UsageError) as error:
-                    yield f"line {node.lineno}: {owner}.{name}(): {error}"
-
-
-def _require_fit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    if hasattr(function, "bound"):
-        function.bound((None, *args), kwargs)
-        return
-    with suppress(ValueError):  # which has no signature
-        inspect.signature(function).bind(*args, **kwargs)
 
 
 def unknown_name(where: str, name: str, names: Iterable[str]) -> AttributeError:

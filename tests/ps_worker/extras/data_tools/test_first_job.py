@@ -13,7 +13,9 @@ from pyarrow import csv, orc
 from typer.testing import CliRunner, Result
 
 from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.cli import app as worker
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools.cli import app as data
 
 runner = CliRunner()
@@ -151,10 +153,12 @@ def test_slot_text_is_recognised_and_its_numbers_are_vectors_slots_all_else(
     ]
     assert 'format = "paddlerec"' in Path("job.toml").read_text()
     assert "after the first 1,000 of a file have are not here" in Path("schema.toml").read_text()
-    checked = invoke(data, "check", "part-1", "--schema", "schema.toml", "--format", "paddlerec")
-    assert checked.output == "1 file, 299 rows, 100 clicks (0.3344), 0 malformed rows\n"
-    unnamed = invoke(data, "check", "part-1", "--schema", "schema.toml")
-    assert "first line has words of name:value: --format paddlerec" in str(unnamed.exception)
+    counted = invoke(data, "profile", "part-1", "--schema", "schema.toml").output
+    assert counted.startswith("299 rows, click rate 0.3344, 0 malformed rows\n")
+    unnamed = QueueDataset(schema, 64)
+    unnamed.set_filelist(["part-1"])
+    with pytest.raises(DataError, match="first line has words of name:value: --format paddlerec"):
+        list(unnamed)
 
 
 def test_columns_that_may_be_further_labels_are_written_as_a_comment(
@@ -190,5 +194,5 @@ def test_ratings_are_a_label_with_a_least_value(
     assert made.exit_code == 0, made.output
     schema = Schema.load("schema.toml")
     assert (schema.label, schema.features) == ("rating >= 4", ("user", "movie_id"))
-    checked = invoke(data, "check", "a.csv", "--schema", "schema.toml")
-    assert checked.output == "1 file, 200 rows, 80 clicks (0.4000), 0 malformed rows\n"
+    counted = invoke(data, "profile", "a.csv", "--schema", "schema.toml").output
+    assert counted.startswith("200 rows, click rate 0.4000, 0 malformed rows\n")

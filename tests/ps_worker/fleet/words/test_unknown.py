@@ -1,8 +1,6 @@
 """Calls and names as in Paddle are taken, or show what there is."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ import pytest
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker import fleet
-from ctr_ps.ps_worker.fleet.words.unknown import wrong_calls
-from tests.support.commands import LIMIT_S, ROOT, clean_environment
 from tests.support.training import random_batches, small_model
 
 PROGRAM, DATASET, EXECUTOR = object(), random_batches(2, 8, seed=1), fleet.Executor()
@@ -85,64 +81,6 @@ def test_defaults_of_paddle_are_taken_without_a_word(
     trained.train_from_dataset(DATASET, **of_paddle)
 
     assert "without effect" not in caplog.text
-
-
-SCRIPT = """
-import ctr_ps.fleet as fleet
-
-def main(fleet_strategy):
-    fleet.init()
-    exe.train_from_dataset(None, dataset, None, 8, print_period=10)
-    exe.train_from_dataset(dataset, epochs=3)
-    fleet.save_persistables(exe, "model")
-    fleet.save_persistables(exe, "model", None, 0, 1)
-    fleet.save_model("model")
-    fleet.split_files(*files), fleet.split_files(**settings), other.save_model(1)
-    fleet.split_files()
-"""
-
-
-def test_wrong_calls_are_known_before_they_are_reached() -> None:
-    found = list(wrong_calls(SCRIPT, {"fleet": fleet, "exe": EXECUTOR}))
-
-    assert [
-        each.split(": ")[:2] for each in sorted(found, key=lambda it: int(it.split()[1][:-1]))
-    ] == [
-        ["line 7", "exe.train_from_dataset()"],
-        ["line 9", "fleet.save_persistables()"],
-        ["line 10", "fleet.save_model()"],
-        ["line 12", "fleet.split_files()"],
-    ]
-
-
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_script_is_warned_before_it_trains(tmp_path: Path, is_gone: bool) -> None:
-    path = tmp_path / "script.py"
-    first = "import os; os.remove(__file__)" if is_gone else "name = 'M\u00fcller'"
-    path.write_text(
-        "# coding: latin-1\n"
-        f"from ctr_ps import fleet; {first}\n"
-        "from tests.support.training import random_batches, small_model\n"
-        "fleet.init()\n"
-        "exe = fleet.distributed_optimizer(fleet.optimizer.SGD(0.1)).minimize(small_model())\n"
-        "fleet.init_worker()\n"
-        "exe.train_from_dataset(random_batches(2, 8, seed=1))\n"
-        "exe.train_from_dataset(None, [], epochs=3) if not fleet.is_worker() else None\n"
-        "fleet.stop_worker()\n",
-        encoding="latin-1",
-    )
-
-    done = subprocess.run(
-        [sys.executable, path],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env={**clean_environment(), "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-
-    warning = f"{path}, line 8: exe.train_from_dataset(): call train_from_dataset() as in"
-    assert (warning in done.stderr) == (not is_gone)
 
 
 @pytest.mark.parametrize(
