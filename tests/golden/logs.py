@@ -9,14 +9,14 @@ Each call stands in the place where a server has carried it out; `kinds` are all
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.store import (
     BlockState,
     Lease,
@@ -29,6 +29,7 @@ from ctr_ps.protos.store import (
     WorkerLoss,
     WorkerProgress,
 )
+from ctr_ps.protos.store.moves import Moved
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -52,6 +53,7 @@ from ctr_ps.ps_server.rpc.journal import (
 from ctr_ps.ps_server.rpc.recovery import recover
 from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.state_transfer import block_of
 from tests.golden.checkpoints import GIVEN, GIVEN_VALUES, KEYS, TABLES, TOWER, content, gradients
 
 ROOT = Path(__file__).parents[2]
@@ -212,6 +214,21 @@ def _second_job(server: _Server) -> None:
             "Advance", requests.Advance(member=member, clock=clock, at_least=1, after_barrier=2)
         )
     server.call("Shrink", requests.Shrink(member=FIRST, number=1)).result()
+    _move(server)
+
+
+def _move(server: _Server) -> None:
+    """Half of the shards are to move to a second server, and do not."""
+    parameters = server.store.engine.parameters
+    next_map = replace(ShardMap.of(2, ("a:1", "b:1")), epoch=2)
+    pieces = [
+        (name, 0, block_of(parameters.block(name), 0, next_map.piece_of(0, length).stop))
+        for name, length in (("tower", TOWER.length), ("given", GIVEN.length))
+    ]
+    server.call("BeginMove", requests.BeginMove(token="m1", shard_map=next_map))
+    server.call("PutMoved", requests.PutMoved(token="m1", number=1, moved=Moved(blocks=pieces)))
+    server.call("PrepareMove", requests.PrepareMove(token="m1", server=0))
+    server.call("EndMove", requests.EndMove(token="m1", is_committed=False))
 
 
 def _replacement(server: _Server) -> None:

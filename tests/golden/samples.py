@@ -11,6 +11,7 @@ import numpy as np
 
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.gradients import DenseGrad, SparseGrad
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -50,6 +51,17 @@ from ctr_ps.protos.store import (
     TableStatus,
     WorkerLoss,
     WorkerProgress,
+)
+from ctr_ps.protos.store.moves import (
+    Cut,
+    LogRecord,
+    MapState,
+    Moved,
+    MovedCounters,
+    MovedRows,
+    Phase,
+    SeenPushes,
+    Taken,
 )
 from ctr_ps.protos.wire import heter, requests
 from ctr_ps.protos.wire.calls import CALLS, Call
@@ -128,6 +140,42 @@ PROGRESS = WorkerProgress(
     partitions={"clicks/0": "12"},
     sent=1,
     sent_partitions={"clicks/0": "13"},
+)
+SHARD_MAP = ShardMap(4, (0, 2), (0, 2) * 512, ("ps-0:7164", "ps-2:7164"))
+CUT = Cut(step=40, seen={1: SeenPushes(incarnation=2**63 + 5, pushes=18)})
+MOVED = Moved(
+    rows=[
+        MovedRows(
+            table="deep",
+            keys=KEYS,
+            weights=ROWS,
+            state=ROWS[:, :1],
+            statistics=np.tile(ROWS, 2),
+            removed=KEYS[:1],
+        ),
+        MovedRows(
+            table="deep",
+            keys=KEYS[:1],
+            weights=ROWS[:1, :0],
+            state=ROWS[:1, :0],
+            statistics=np.tile(ROWS[:1], 2),
+            removed=KEYS[:0],
+            are_candidates=True,
+        ),
+    ],
+    blocks=[
+        (
+            "tower",
+            2,
+            BlockState(
+                weights=PIECE,
+                element_state=np.stack([PIECE, PIECE]),
+                scalars=PIECE[:1],
+                optimizer="adam",
+            ),
+        )
+    ],
+    counters=[MovedCounters("deep", 3, np.arange(5, dtype=np.uint8))],
 )
 PUSH = requests.PushGrad(
     chunk=PushChunk(
@@ -307,6 +355,38 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
         None,
         ServerStatus(STATUS, 1, 2, StreamOffer(port=40_000, key=2**64 - 7), format=1),
     ),
+    "GetMap": (
+        None,
+        MapState(
+            shard_map=SHARD_MAP,
+            server=2,
+            num_members=3,
+            move="m2",
+            is_prepared=True,
+            last_move="m1",
+            tables=[TABLE],
+            blocks=[BLOCK],
+            rows=[7] * 1024,
+        ),
+    ),
+    "BeginMove": (requests.BeginMove(token="m2", shard_map=SHARD_MAP), None),
+    "TakeMoved": (
+        requests.TakeMoved(token="m2", number=3, max_bytes=2**23, with_counts=True),
+        Taken(moved=MOVED, is_all=True),
+    ),
+    "PutMoved": (requests.PutMoved(token="m2", number=3, moved=MOVED), None),
+    "HoldMove": (requests.HoldMove(token="m2", phase=Phase.DRAIN, cut=CUT), CUT),
+    "GetJobState": (
+        requests.GetJobState(token="m2"),
+        [LogRecord(kind="state", payload=b"{}")],
+    ),
+    "PrepareMove": (
+        requests.PrepareMove(
+            token="m2", server=2, records=[LogRecord(kind="state", payload=b"{}")]
+        ),
+        None,
+    ),
+    "EndMove": (requests.EndMove(token="m2", is_committed=True), None),
     "Train": (
         heter.Train(
             member=MEMBER,
