@@ -9,6 +9,8 @@ must not reach the others.
 
 import copy
 import itertools
+import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -62,7 +64,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
 from ctr_ps.ps_worker.cluster import state_transfer
 from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker, join_servers
-from ctr_ps.ps_worker.cluster.placement import Placement, shard_map_of
+from ctr_ps.ps_worker.cluster.placement import MOVE_LIMIT_S, Placement, shard_map_of
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing
 from ctr_ps.ps_worker.cluster.sent import Sent, gradients_of, state_of
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
@@ -367,6 +369,18 @@ class ClusterClient:
         at: Version | None = None,
     ) -> tuple[Future[Pulled], Future[Version]]:
         """See `protos.store.Store`; in a call each where a message has no room for all."""
+        return self._push_pull(gradients, push_id, keys, into, at)
+
+    def _push_pull(
+        self,
+        gradients: Gradients,
+        push_id: PushId,
+        keys: Mapping[str, Keys],
+        into: Mapping[str, Values],
+        at: Version | None,
+        until: float = math.inf,
+    ) -> tuple[Future[Pulled], Future[Version]]:
+        """As `push_pull`; `until` is how long it is started again while it is not known how a move ends."""
         routing = self._routing
         routing.require_lengths(into)
         pulls = routing.split_pull(keys)
@@ -397,10 +411,13 @@ class ClusterClient:
             try:
                 answers = self._acknowledged([*pending.values()], push_id, at)
             except WrongServerError as error:
-                self._placement.newer(routing, error)
+                if time.monotonic() > until:
+                    raise
+                is_newer = self._placement.newer(routing, error) is not routing
+                limit = math.inf if is_newer else min(until, time.monotonic() + MOVE_LIMIT_S)
                 parts = {server: [each.sent().push] for server, each in pending.items()}
                 whole = gradients_of(routing, parts)
-                return self.push_pull(whole, push_id, keys=keys, into=into, at=at)
+                return self._push_pull(whole, push_id, keys, into, at, limit)
             out, versions = routing.empty_rows(keys), []
             for (server, (positions,)), answer in zip(pulls.items(), answers, strict=True):
                 routing.write_rows(answer.sparse.rows, positions, out)

@@ -357,15 +357,14 @@ class JoinedWorker:
 
     def abort(self, reason: str, *, comes_again: bool) -> None:
         request = requests.Abort(member=self.member, reason=reason, comes_again=comes_again)
+        endpoints = self._transport.shard_map.endpoints
         pending = call_all(self._transport, calls.ABORT, request)
         ended = wait_for_all(pending, ABORT_S)
         results_of_all_ended(ended)
         if len(ended) < len(pending):
             away = [
                 endpoint
-                for endpoint, answer in zip(
-                    self._transport.shard_map.endpoints, pending, strict=True
-                )
+                for endpoint, answer in zip(endpoints, pending, strict=False)
                 if answer not in ended
             ]
             raise TransportError(
