@@ -5,7 +5,7 @@ live, so it must be the same for every process of a job.
 
     TRAINING_ROLE                  PSERVER, TRAINER or HETER_TRAINER; without it: no cluster
     PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"; "ps-{2}:8500" is "ps-0:8500,ps-1:8500"
-    PADDLE_TRAINERS_NUM            number of workers
+    PADDLE_TRAINERS_NUM            number of workers; "2:4": 2 at the start, places for 4
     PADDLE_TRAINER_ID              of a worker: its index, from 0
     POD_IP, PADDLE_PORT            of a server or heter trainer: its entry in the list
 
@@ -46,8 +46,22 @@ _NUMBERED = re.compile(r"(?P<before>[^{}]*)\{(?P<count>[1-9][0-9]{0,3})\}(?P<aft
 class Members:
     """The processes that join a job, numbered from 0: workers, then heter trainers."""
 
-    num_workers: int
+    num_workers: int  # places
     num_heter: int = 0
+    # workers that the job waits for at its start; the other places may be taken later, and workers may leave
+    # before the end. None: all
+    num_at_start: int | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers may join and leave while others train."""
+        return self.num_at_start is not None
+
+    @property
+    def optional(self) -> range:
+        """Workers without which the job starts."""
+        at_start = self.num_workers if self.num_at_start is None else self.num_at_start
+        return range(at_start, self.num_workers)
 
     @property
     def total(self) -> int:
@@ -57,12 +71,17 @@ class Members:
     @property
     def terms(self) -> dict[str, str]:
         """Settings that differ between processes of different jobs."""
-        return {NUM_WORKERS: str(self.num_workers), "heter trainers": str(self.num_heter)}
+        at_start = "" if self.num_at_start is None else f"{self.num_at_start}:"
+        return {
+            NUM_WORKERS: f"{at_start}{self.num_workers}",
+            "heter trainers": str(self.num_heter),
+        }
 
     def __str__(self) -> str:
-        """For example, "2 workers and 1 heter trainer"."""
+        """For example, "2 workers and 1 heter trainer", or "2 to 4 workers"."""
         heter = f" and {counted(self.num_heter, 'heter trainer')}" if self.num_heter else ""
-        return f"{counted(self.num_workers, 'worker')}{heter}"
+        at_start = "" if self.num_at_start is None else f"{self.num_at_start} to "
+        return f"{at_start}{counted(self.num_workers, 'worker')}{heter}"
 
     def name(self, member: int) -> str:
         """Returns "worker 1" or "heter trainer 0"; a number outside the job counts as a worker's."""
@@ -88,11 +107,12 @@ class Members:
 class _JobRole:
     endpoints: tuple[str, ...]
     num_workers: int
+    num_at_start: int | None = None  # as of `Members`
     heter_endpoints: tuple[str, ...] = ()
 
     @property
     def members(self) -> Members:
-        return Members(self.num_workers, len(self.heter_endpoints))
+        return Members(self.num_workers, len(self.heter_endpoints), self.num_at_start)
 
     @property
     def is_in_process(self) -> bool:
@@ -176,24 +196,41 @@ def role_from_environment(environ: Mapping[str, str], *, may_be_spare: bool = Fa
         is_spare = may_be_spare and _own_endpoint(environ, "server") not in endpoints
         if is_spare:
             endpoints = (_own_endpoint(environ, "server"),)
+        num_at_start, num_workers = _places(environ)
         return ServerRole(
             endpoints=endpoints,
             server_index=_place(environ, endpoints, SERVERS, "server"),
-            num_workers=_integer(environ, NUM_WORKERS, 1),
+            num_workers=num_workers,
+            num_at_start=num_at_start,
             heter_endpoints=_heter_endpoints(environ),
             is_spare=is_spare,
         )
     if role == "TRAINER":
-        num_workers = _integer(environ, NUM_WORKERS, 1)
+        num_at_start, num_workers = _places(environ)
         return WorkerRole(
             endpoints=_endpoints(environ),
             worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
             num_workers=num_workers,
+            num_at_start=num_at_start,
             heter_endpoints=_heter_endpoints(environ),
         )
     if role == "HETER_TRAINER":
         return _heter_role(environ)
     raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER, TRAINER or HETER_TRAINER")
+
+
+def _places(environ: Mapping[str, str]) -> tuple[int | None, int]:
+    """Returns how many workers a job waits for at its start, None: all, and for how many it has places."""
+    first, colon, last = environ.get(NUM_WORKERS, "").partition(":")
+    if not colon:
+        return None, _integer(environ, NUM_WORKERS, 1)
+    num_at_start, num_workers = _decimal(first.strip()), _decimal(last.strip())
+    if not 1 <= num_at_start <= num_workers or environ.get(_heter_variable(environ)):
+        raise RoleError(
+            f"{NUM_WORKERS} is {environ[NUM_WORKERS]!r}, expected a number of workers, or as 2:4 that at the "
+            "start and the most, in a job without heter trainers"
+        )
+    return num_at_start, num_workers
 
 
 def _own_endpoint(environ: Mapping[str, str], what: str) -> str:

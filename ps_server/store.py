@@ -29,6 +29,7 @@ from ctr_ps.protos.store import (
     SaveRequest,
     Shrunk,
     StoreStatus,
+    TakenFile,
     Version,
     WorkerProgress,
     push_then_pull,
@@ -159,6 +160,17 @@ class ParameterStore:
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         return self.engine.job.rendezvous.advance(worker, clock, at_least=at_least)
+
+    def take_file(
+        self, worker: int, *, pass_number: int, num_files: int, received: int, waits: bool = False
+    ) -> Future[TakenFile]:
+        return self.engine.job.rendezvous.take_file(
+            worker,
+            pass_number=pass_number,
+            num_files=num_files,
+            received=received,
+            waits=waits,
+        )
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         return self.engine.job.rendezvous.post(exchange, message)

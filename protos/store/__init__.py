@@ -31,6 +31,7 @@ from ctr_ps.protos.store.coordination import (
     Numbers,
     Reduced,
     ReduceOp,
+    TakenFile,
     WorkerLoss,
     abort_reason,
     require_numbers,

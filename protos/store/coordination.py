@@ -113,6 +113,15 @@ def abort_reason(error: BaseException) -> str:
     return reason.encode(errors="backslashreplace").decode()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenFile:
+    """A file of a pass that a worker is to train, by its number in the order of the pass, from 0."""
+
+    file: int | None = None  # None: none is free now
+    was_taken: bool = False  # before, so that some of its rows may be trained
+    is_over: bool = False  # all files of the pass are trained
+
+
 class Coordination(Protocol):
     """Who takes part, and barriers, reductions, clocks and versions that workers wait for."""
 
@@ -218,6 +227,20 @@ class Coordination(Protocol):
         Raises:
             ProtocolError: If the worker has left, or would wait for itself.
             WaitTimeoutError: If some workers do not get that far; names them, with their clocks.
+        """
+
+    def take_file(
+        self, worker: int, *, pass_number: int, num_files: int, received: int, waits: bool = False
+    ) -> Future[TakenFile]:
+        """Takes one of the `num_files` of a pass that no worker has, or none if there is none.
+
+        `received` are the files of this pass that the process was given before. With `waits` the worker says
+        that the store has all gradients of these, and takes nothing: it waits until a file is free, as a
+        worker that leaves gives back those that it has not finished, or until the pass is over.
+
+        Raises:
+            ProtocolError: If the worker has left, or others have other files.
+            WaitTimeoutError: If others do not finish their files; names them.
         """
 
     def leave(self, worker: int, *, step: Version) -> None:

@@ -211,6 +211,30 @@ class AdvanceResponse(_message.Message):
     slowest: int
     def __init__(self, slowest: _Optional[int] = ...) -> None: ...
 
+class TakeFileRequest(_message.Message):
+    __slots__ = ("member", "pass_number", "num_files", "received", "waits")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NUM_FILES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    member: _data_plane_pb2.Member
+    pass_number: int
+    num_files: int
+    received: int
+    waits: bool
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_files: _Optional[int] = ..., received: _Optional[int] = ..., waits: bool = ...) -> None: ...
+
+class TakeFileResponse(_message.Message):
+    __slots__ = ("file", "was_taken", "is_over")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    WAS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    was_taken: bool
+    is_over: bool
+    def __init__(self, file: _Optional[int] = ..., was_taken: bool = ..., is_over: bool = ...) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("member", "step", "shard_map_epoch")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

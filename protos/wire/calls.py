@@ -29,6 +29,7 @@ from ctr_ps.protos.store import (
     ServerStatus,
     Shrunk,
     StateChunk,
+    TakenFile,
     Version,
 )
 from ctr_ps.protos.store.moves import Cut, LogRecord, MapState, Taken
@@ -271,6 +272,14 @@ ADVANCE: Call[requests.Advance, int] = _call(
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=lambda clock: _at_step(clock.at_least),
+)
+TAKE_FILE: Call[requests.TakeFile, TakenFile] = _call(
+    "TakeFile",
+    record(requests.TakeFile),
+    record(TakenFile),
+    deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=lambda take: Awaited("file", f"pass {take.pass_number}") if take.waits else None,
 )
 LEAVE: Call[requests.Leave, None] = _call(
     "Leave", record(requests.Leave), no_fields, is_logged=True, is_long=True

@@ -187,6 +187,15 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeFile:
+    member: Member
+    pass_number: int
+    num_files: int
+    received: int
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     member: Member
     step: Version

@@ -154,7 +154,8 @@ class Arrivals:
             arrivals = dict(sorted(self._waiting.pop(name).items()))
             given = {worker: arrival.contribution for worker, arrival in arrivals.items()}
             outcome = outcome_of(name, given, self._members.all, self._steps.version)
-            self.passed.note(name, [*arrivals], outcome)
+            absent = self._members.left if self._members.all.is_elastic else ()
+            self.passed.note(name, [*arrivals], outcome, absent)
             for worker, arrival in arrivals.items():
                 self._steps.rejoin(worker)
                 self.clocks.restart(worker)
@@ -192,7 +193,7 @@ class Clocks:
     def __init__(self, members: Membership) -> None:
         self._members = members
         # of the workers that train
-        self.by_worker = dict.fromkeys(range(members.all.total), 0)
+        self.by_worker = dict.fromkeys(members.present, 0)
 
     def advance(self, worker: int, clock: int, at_least: int) -> None:
         """Records that a worker has finished `clock` steps, before it waits until all finish `at_least`.

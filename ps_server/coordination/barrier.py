@@ -4,7 +4,7 @@ Sans-IO: numbers in, answers out; no clock, no locks. arrivals.py knows who wait
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -187,10 +187,17 @@ class PassedBarriers:
         """A worker comes to a barrier that it has not passed."""
         self._expected[worker] = number
 
-    def note(self, name: str, workers: Sequence[int], outcome: Outcome) -> None:
-        """Workers pass a barrier together; how those are answered that were not expected is not kept."""
+    def note(
+        self, name: str, workers: Sequence[int], outcome: Outcome, absent: Collection[int] = ()
+    ) -> None:
+        """Workers pass a barrier together; how those are answered that were not expected is not kept.
+
+        With them it is passed by the `absent`: a process that takes such a place comes to where they are as
+        one in the place of a lost worker does.
+        """
         numbers = {each: self._expected.pop(each) for each in workers if each in self._expected}
         if numbers:
+            numbers |= dict.fromkeys(absent, max(numbers.values()))
             self._add(_Passed(name, outcome, numbers))
 
     def _add(self, passed: _Passed) -> None:

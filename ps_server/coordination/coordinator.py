@@ -205,6 +205,11 @@ class Coordinator:
         return is_replaced
 
     @property
+    def deals_files(self) -> bool:
+        """Whether workers take files from the queue."""
+        return self.rendezvous.files.pass_number > 0
+
+    @property
     def waits_for_lost(self) -> bool:
         """Whether another process may take the place of a lost one."""
         lease = self._members.lease
@@ -341,6 +346,7 @@ class Coordinator:
                 passed=self._passed.state(),
                 clocks=dict(self._clocks.by_worker),
                 inboxes=self.rendezvous.mailbox.state(),
+                files=self.rendezvous.files.state(),
             )
 
     def formats(self) -> dict[int, int]:
@@ -365,6 +371,7 @@ class Coordinator:
             self._passed.restore(state.passed)
             self._clocks.by_worker = dict(state.clocks)
             self.rendezvous.mailbox.restore(state.inboxes)
+            self.rendezvous.files.restore(state.files)
 
     def hold(self, waiting: WaitingMessage) -> None:
         """Takes over a message of `waiting`, after `restore`."""

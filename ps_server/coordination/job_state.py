@@ -79,6 +79,18 @@ class InboxState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileQueueState:
+    """The files of a pass; see `FileQueue`. Mappings are by worker."""
+
+    pass_number: int = 0
+    num_files: int = 0
+    num_taken: int = 0
+    given_back: Sequence[int] = ()
+    taken: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    trained: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """A job, as one store sees it; mappings are by worker."""
 
@@ -98,6 +110,7 @@ class JobState:
     passed: Sequence[PassedBarrier]  # barriers, the oldest first
     clocks: Mapping[int, int]  # of those that train
     inboxes: Sequence[InboxState]  # those of one receiver in the order of its exchanges
+    files: FileQueueState = FileQueueState()  # in logs of 0.1, which deal none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

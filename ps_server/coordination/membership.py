@@ -5,7 +5,8 @@
                                           |  `-- a sign of life, or another process in its place
                                   silent for a lease --> lost
 
-A worker that has left stays so; another process may take its place then, to leave the other servers.
+A worker that has left stays so; another process may take its place then, to leave the other servers. In an
+elastic job that one takes part again, until all have left; a place that nobody has taken counts as left.
 A process asks all servers before it takes a place on any: one that is alive for one keeps its place on all.
 
 Sans-IO, as every rule in this package: events in, answers out; time is an event, too. No clock, no locks.
@@ -32,13 +33,13 @@ MAX_LEASE_S = 86_400.0
 class Membership:
     """The workers of a job, each present until it leaves; heter trainers are among them. Not thread-safe.
 
-    A place is taken once, unless the job waits for lost workers: a process in another's place goes on where
-    the servers say that one was.
+    A place is taken once, unless the job is elastic or waits for lost workers: a process in another's place
+    goes on where the servers say that one was.
     """
 
     def __init__(self, members: Members) -> None:
         self.all = members  # workers of the job, including those that have left, and their names
-        self.left: set[int] = set()
+        self.left: set[int] = set(members.optional)
         # workers that were silent for a whole lease, until their next sign of life
         self.lost: set[int] = set()
         # workers whose process was lost, and whose place another one has taken
@@ -96,7 +97,7 @@ class Membership:
             self._terms = {term: (value, name) for term, value in terms.items()} | self._terms
             return False
         waits = self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT
-        if worker in self._incarnations and not waits:
+        if worker in self._incarnations and not (waits or self.all.is_elastic):
             raise ProtocolError(
                 f"another process joined as {name} before. If it has died, end the job and start it again "
                 'from its checkpoint: only cluster.on_worker_loss = "wait" allows a replacement. '
@@ -120,6 +121,8 @@ class Membership:
         self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
         self.lost.discard(worker)
+        if self.all.is_elastic and not self.all_left:
+            self.left.discard(worker)
         return is_replaced
 
     def _is_free(self, worker: int) -> bool:
@@ -266,8 +269,9 @@ class Membership:
 
     @property
     def all_joined(self) -> bool:
-        """Whether every worker has joined, also if it was lost or has left since."""
-        return len(self._incarnations) == self.all.total
+        """Whether every worker that the job waits for has joined, also if it was lost or has left since."""
+        missing = self.all.total - len(self._incarnations.keys() | {*self.all.optional})
+        return not missing
 
     @property
     def all_left(self) -> bool:

@@ -1,6 +1,6 @@
-"""Where workers wait for each other: barriers, all-reduces, clocks and the mailbox.
+"""Where workers wait for each other: barriers, all-reduces, clocks, the mailbox and the queue of files.
 
-    arrive, advance, post, take --> a future, answered by the event that makes it ready
+    arrive, advance, post, take, take_file --> a future, answered by the event that makes it ready
 
 Each call is an event under the lock of the job, and an answer without it.
 """
@@ -18,11 +18,13 @@ from ctr_ps.protos.store import (
     Numbers,
     Reduced,
     ReduceOp,
+    TakenFile,
     Version,
     require_numbers,
 )
 from ctr_ps.ps_server.coordination.arrivals import Arrivals
 from ctr_ps.ps_server.coordination.barrier import Contribution
+from ctr_ps.ps_server.coordination.file_queue import FileQueue
 from ctr_ps.ps_server.coordination.job_state import WaitingArrival, WaitingMessage
 from ctr_ps.ps_server.coordination.mailbox import Mailbox
 from ctr_ps.ps_server.coordination.membership import Membership
@@ -50,6 +52,7 @@ class Rendezvous:
         self._calls = calls
         # messages between workers; needs the lock
         self.mailbox = Mailbox(members, inbox_bytes=inbox_bytes)
+        self.files = FileQueue(members.all)  # that workers share; needs the lock
 
     def barrier(
         self, name: str, worker: int, *, step: Version, number: int | None = None
@@ -188,6 +191,31 @@ class Rendezvous:
             self.mailbox.acknowledge(exchange, worker, received)
         return self._calls.wait(poll, describe)
 
+    def take_file(
+        self, worker: int, *, pass_number: int, num_files: int, received: int, waits: bool = False
+    ) -> Future[TakenFile]:
+        """See `protos.store.Store`; a call that waits changes nothing when it is answered."""
+        files, name = self.files, self._members.name(worker)
+
+        def poll() -> Callable[[], TakenFile] | None:
+            is_over = files.is_over(pass_number)
+            return partial(TakenFile, is_over=is_over) if is_over or files.has_free else None
+
+        def describe() -> str:
+            return (
+                f"pass {pass_number}: {self._members.names(files.awaited())} did not finish their files "
+                f"within {self._calls.wait_limit_s:g} s; see their logs"
+            )
+
+        with self._calls.change():
+            require_number(name, "pass", pass_number)
+            if not self._members.is_present(worker):
+                raise ProtocolError(f"{name} asked for a file, but has left or is not in this job")
+            if not waits:
+                return Answered(files.take(worker, pass_number, num_files, received))
+            files.finish(worker, pass_number, received)
+        return self._calls.wait(poll, describe)
+
     # All of this needs the lock
 
     def leave(self, worker: int) -> None:
@@ -197,6 +225,7 @@ class Rendezvous:
         )
         self._arrivals.clocks.pause(worker)
         self.mailbox.leave(worker)
+        self.files.give_back(worker)
 
     def forget_arrivals(self, worker: int) -> None:
         """Another process has a worker's place, and comes by itself to where that one waits.

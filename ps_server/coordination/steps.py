@@ -75,7 +75,7 @@ class StepAggregator:
         # by worker, the step at which it last left a barrier
         self.since = dict.fromkeys(range(members.all.total), 0)
         # by worker that has left or came to a barrier, the first step in which it takes no part
-        self.absent_from: dict[int, Version] = {}
+        self.absent_from: dict[int, Version] = dict.fromkeys(members.left, 0)
         self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
         self._is_applying = False
         self._num_arriving = 0

@@ -70,6 +70,7 @@ class EngineSettings:
 
     num_workers: int = 1  # workers of the job
     num_heter: int = 0  # its heter trainers, numbered behind the workers
+    num_at_start: int | None = None  # workers without whom it does not start; None: all
     server_index: int = 0  # which of the servers this is
     num_servers: int = 1  # 1 holds everything
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S  # how long a call waits for other workers
@@ -98,7 +99,7 @@ class Engine:
         # a move is under way: what a segment that began now would need is in the one before
         self.moves_shards = False
         # workers of a job, and its heter trainers
-        self.members = Members(settings.num_workers, settings.num_heter)
+        self.members = Members(settings.num_workers, settings.num_heter, settings.num_at_start)
         self.parameters = Parameters(
             num_workers=self.members.total,
             server_index=settings.server_index,
@@ -111,8 +112,8 @@ class Engine:
         self.applier = Applier(self.members, self.parameters, self.snapshots)
         self.pulls = Pulls(self.parameters, self.applier)
         # Held around joins, signs of life and losses, which decide who has the place of a worker, and around
-        # their records, so that the journal has these in the order in which they happen. A departure does not
-        # hold it: the worker makes it after its other calls.
+        # their records, so that the journal has these in the order in which they happen. So are those of the
+        # queue of files. Other departures do not hold it: the worker makes them after its other calls.
         self.places = threading.Lock()
         self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL

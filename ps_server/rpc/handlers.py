@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -120,7 +121,7 @@ _PLACED = (
 """Requests that the client's shard map has routed here; they say its epoch."""
 
 _ARRIVALS = ("barrier", "all_reduce")  # at which a worker leaves the steps that follow
-_OF_RENDEZVOUS = (*_ARRIVALS, "advance", "take")
+_OF_RENDEZVOUS = (*_ARRIVALS, "advance", "take", "take_file")
 
 
 class Handlers:
@@ -188,7 +189,10 @@ class Handlers:
             self.engine.job.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
             with self.engine.calling(member, getattr(argument, "acknowledged", None)):
-                return self._carry_out(call, argument, payload)
+                is_taken = isinstance(argument, requests.TakeFile)
+                is_given_back = isinstance(argument, requests.Leave) and self.engine.job.deals_files
+                with self.engine.places if is_taken or is_given_back else nullcontext():
+                    return self._carry_out(call, argument, payload)
         return self._carry_out(call, argument, payload)
 
     def _prepare(self, call: Call[Any, Any], argument: Any) -> None:

@@ -47,6 +47,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
             num_workers=role.num_workers,
             num_heter=len(role.heter_endpoints),
             server_index=NO_SERVER if role.is_spare else role.server_index,
+            num_at_start=role.num_at_start,
             num_servers=role.num_servers,
             wait_limit_s=settings.wait_limit_s,
             memory_limit=settings.memory_limit,

@@ -119,7 +119,7 @@ def earlier_run(
     run = replace(run, progress=without_ends(run.progress))
     _require_same_data(job, run, files, signature)
     compare_settings(job, checkpoint, resumes=True)
-    is_stream = any(each.partitions for each in run.progress.values())
+    is_stream = job.data.stream and any(each.partitions for each in run.progress.values())
     if is_stream and run.state.num_workers != num_workers:
         _warn_of_other_workers(job, run, num_workers)
         return replace(run, progress=dealt_again(run.progress, num_workers))
@@ -201,8 +201,9 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
             f"files have changed since the run in {run.url} trained on them, so it cannot be resumed: "
             f"{difference}. Restore the files; or, {_fresh_from(run.url)}",
         )
-    for key, value in order_of_data(job).items():
-        was = run.state.order.get(key)
+    order = order_of_data(job)
+    for key in {**order, **run.state.order}:
+        value, was = order.get(key), run.state.order.get(key)
         if was != value:
             raise _other(job, key, value, was, run.url, "read its data in another order")
 

@@ -49,6 +49,7 @@ from ctr_ps.protos.store import (
     SaveRequest,
     Shrunk,
     StoreStatus,
+    TakenFile,
     Version,
     WorkerProgress,
     merge_status,
@@ -508,6 +509,19 @@ class ClusterClient:
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
         return self._joined(worker).advance(clock, at_least=at_least)
+
+    def take_file(
+        self, worker: int, *, pass_number: int, num_files: int, received: int, waits: bool = False
+    ) -> Future[TakenFile]:
+        """See `protos.store.Store`; the first server has the queue."""
+        request = requests.TakeFile(
+            member=self._member(worker),
+            pass_number=pass_number,
+            num_files=num_files,
+            received=received,
+            waits=waits,
+        )
+        return self._transport.call(0, calls.TAKE_FILE, request)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""

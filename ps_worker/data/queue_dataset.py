@@ -133,17 +133,21 @@ class QueueDataset(FileDataset):
         files = digest_of_files(self._files(), self._shuffle_files)
         return DataPosition(epoch=self._epoch + 1, seed=self._seed, files=files)
 
-    def _begin(self, start: DataPosition) -> Iterator[tuple[Batch, DataPosition]]:
-        bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
-        self._reading = reading = Reading(
-            self._order(start.epoch),
+    def reading_of(self, epoch: int, start: DataPosition | None = None) -> Reading:
+        """Returns the files of an epoch in its order, to be read from `start`, by default all of them."""
+        self._reading = Reading(
+            self._order(epoch),
             self.schema,
             self._format,
-            bad_rows,
+            BadRows(self._bad_row_limit, self._bad_row_log),
             start=start,
             negatives=self._negatives,
         )
-        self._epoch = start.epoch
+        self._epoch = epoch
+        return self._reading
+
+    def _begin(self, start: DataPosition) -> Iterator[tuple[Batch, DataPosition]]:
+        reading = self.reading_of(start.epoch, start)
         if self.has_order:
             return self._counted(reading, batches(reading.blocks(), self.batch_size, start))
         readers = [

@@ -69,31 +69,38 @@ class Reading:
         """
         while True:
             try:
-                index, split = self._to_read.popleft()
+                index, _ = self._to_read.popleft()
             except IndexError:
                 return
-            offset = self._start.offset if index == self._start.split else None
-            is_empty = offset is None
-            _require_listed(split)
-            if suffix_of(split.path):
-                doubt_about(split.path, self._format)  # refuses files other than text
-            reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
-            try:
-                for block in reader.blocks(split, offset):
-                    self._columns.require(split.path, block.rows)
-                    is_empty = False
-                    if self._negatives is None:
-                        yield index, block
-                    elif (sampled := self._negatives.sampled(split.path, block)) is not None:
-                        yield index, sampled
-            except BadRowError as error:
-                if is_empty and (verdict := self._verdict(split)):
-                    raise BadRowError(f"{error}; {verdict}") from error
-                raise
-            _require_listed(split)
-            if is_empty:
-                self._log_empty(split)
-            self.done.append(index)
+            yield from self.blocks_of(
+                index, self._start.offset if index == self._start.split else None
+            )
+
+    def blocks_of(
+        self, index: int, offset: int | None = None
+    ) -> Generator[tuple[int, Block], None, None]:
+        """Yields the blocks of one split, as `blocks`, from an offset or its start."""
+        split, is_empty = self._splits[index], offset is None
+        _require_listed(split)
+        if suffix_of(split.path):
+            doubt_about(split.path, self._format)  # refuses files other than text
+        reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
+        try:
+            for block in reader.blocks(split, offset):
+                self._columns.require(split.path, block.rows)
+                is_empty = False
+                if self._negatives is None:
+                    yield index, block
+                elif (sampled := self._negatives.sampled(split.path, block)) is not None:
+                    yield index, sampled
+        except BadRowError as error:
+            if is_empty and (verdict := self._verdict(split)):
+                raise BadRowError(f"{error}; {verdict}") from error
+            raise
+        _require_listed(split)
+        if is_empty:
+            self._log_empty(split)
+        self.done.append(index)
 
     def _log_empty(self, split: FileSplit) -> None:
         if self.bad_rows.of_file(split.path):

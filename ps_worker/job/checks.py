@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ctr_ps.ctr_model.models.model import Model, module_class_of
 from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.role import Members
 from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer_of
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
@@ -233,6 +234,21 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
             "device.tables",
             f'is "pass", so one worker trains all rows, but the job has {num_workers}: start one '
             '(ps-launch --worker-num 1), or set device.tables = "host"',
+        )
+
+
+def require_deal(job: Job, members: Members) -> None:
+    """Refuses workers that come and go where each has files of its own, and heter trainers beside a queue."""
+    is_queue = job.data.deal == "queue"
+    if members.is_elastic and not is_queue:
+        raise job.error(
+            "data.deal",
+            f'is "fixed", so each worker trains files of its own, but PADDLE_TRAINERS_NUM allows {members}: '
+            'set data.deal = "queue", or PADDLE_TRAINERS_NUM to one number',
+        )
+    if is_queue and members.num_heter:
+        raise job.error(
+            "data.deal", 'is "queue", which no job with heter trainers can have: set "fixed"'
         )
 
 

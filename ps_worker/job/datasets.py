@@ -17,7 +17,9 @@ from types import MappingProxyType
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema, SchemaError
 from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.store import Store
 from ctr_ps.ps_worker.data.blocks import DataPosition
+from ctr_ps.ps_worker.data.dealt_files import DealtFiles
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import FileStamp
 from ctr_ps.ps_worker.data.formats import (
@@ -201,6 +203,12 @@ class TrainingData:
                 return
         yield from self._positioned(epoch, start)
 
+    def dealt(self, store: Store, worker: int, epoch: int) -> DealtFiles | None:
+        """Returns the files of an epoch, from 1, that a worker takes from the queue; None: it has its own."""
+        if self._job.data.deal == "fixed" or not isinstance(self._dataset, QueueDataset):
+            return None
+        return DealtFiles(store, worker, self._dataset, epoch)
+
     def share(self, epoch: int) -> Callable[[DataPosition], float | None]:
         """Returns a function for the share of an epoch, from 0 to 1, before a position; None: unknown.
 
@@ -244,6 +252,7 @@ def order_of_data(job: Job) -> dict[str, int | str]:
             f"{url.kind} {url.name} {url.options.get('partitions', '')}".strip()
         )
     return sampling | {
+        **({} if data.deal == "fixed" else {"data.deal": data.deal}),
         "data.in_memory": data.in_memory,
         "data.shuffle": data.shuffle,
         "data.shuffle_files": data.shuffle_files,

@@ -190,6 +190,22 @@ class Job(Section):
         gate.refuse_without_use(reasons, "publish")
         return self
 
+    @model_validator(mode="after")
+    def _refuse_queue_without_use(self) -> Self:
+        why = {
+            'strategy.mode = "async" or "half_async", as others deal with all workers': (
+                self.strategy.mode in ("async", "half_async")
+            ),
+            'device.tables = "host", as passes have one worker': self.device.tables == "host",
+            "valid.every_steps = 0, as workers end at different steps": not self.valid.every_steps,
+        }
+        need = next((need for need, has in why.items() if not has), "")
+        if self.data.deal == "queue" and need:
+            self.data.refuse_without_use(
+                {"deal": f"but files are dealt by a queue: set {need}"}, "data"
+            )
+        return self
+
     @property
     def saves_when_told(self) -> bool:
         """Whether worker 0 saves a checkpoint when it is told to end by SIGTERM."""

@@ -129,6 +129,7 @@ class DataSection(Section):
     schema_source: str = Field("criteo", alias="schema")
     format: str = ""
     bad_row_limit: int = Field(100, ge=0)
+    deal: Literal["fixed", "queue"] = "fixed"
     reader_num: int = Field(1, ge=1)
     shuffle_files: bool = False
     in_memory: bool = False
@@ -167,6 +168,14 @@ class DataSection(Section):
         if self.stream and not self.train:
             for name in self.non_default("in_memory", "shuffle", "shuffle_files", "reader_num"):
                 faults[name] = "but there are no files to read: a stream has an order of its own"
+        if self.deal == "queue" and (not self.train or self.stream):
+            faults["deal"] = (
+                "but only files are dealt by a queue: set data.train, and no data.stream"
+            )
+        elif self.deal == "queue" and (self.in_memory or self.reader_num > 1):
+            faults["deal"] = (
+                "but files of a queue are streamed in order: set data.in_memory = false, data.reader_num = 1"
+            )
         if self.stream and self.pipe_command:
             faults["pipe_command"] = "but data.stream has messages, which no command reads"
         if not self.stream and self.non_default("pass_every"):

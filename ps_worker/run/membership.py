@@ -201,8 +201,10 @@ def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> 
     """Ends the job for all by an error of a worker that has not joined, if the servers answer soon.
 
     A UsageError is left to this process: a wrong job file is so for all, and servers that stay are not lost.
+    So is an error of a worker that nobody waits for.
     """
-    if role.is_in_process or isinstance(error, UsageError):
+    is_optional = role.worker_index in role.members.optional
+    if role.is_in_process or is_optional or isinstance(error, UsageError):
         return
     # Imported late: a run in one process needs no gRPC.
     from ctr_ps.ps_worker.cluster.connect import abort_unjoined

@@ -36,7 +36,7 @@ from ctr_ps.ps_worker.communicators.choice import communicator_of
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.global_shuffle import Peers
-from ctr_ps.ps_worker.job.checks import require_one_worker
+from ctr_ps.ps_worker.job.checks import require_deal, require_one_worker
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import DenseTrainers, ModelPlan, PassParts, PassTrainer
@@ -74,6 +74,7 @@ class Run(AbstractContextManager["Run"]):
         """
         job, model, role = plan.job, plan.model, plan.role
         require_one_worker(job, role.num_workers, len(role.heter_endpoints))
+        require_deal(job, role.members)
         self.store = store
         self.worker = role.worker_index
         self.num_workers = role.num_workers
@@ -108,7 +109,10 @@ class Run(AbstractContextManager["Run"]):
             is_in_process=role.is_in_process,
         )
         if self.is_replacement:
-            logger.info("replacing a lost process worker=%d", self.worker)
+            what = (
+                "joining a running job" if role.members.is_elastic else "replacing a lost process"
+            )
+            logger.info("%s worker=%d", what, self.worker)
         self._is_declared = False
         if job.train.base_rate != "data" or not num_biases(model):
             try:
@@ -353,7 +357,8 @@ class Run(AbstractContextManager["Run"]):
         *_, num_brought = reduced = self._reduced(
             np.append(values, 1.0), op, name, remember=remember
         )
-        if num_brought < self.num_workers and not is_repeating:
+        is_missing = num_brought < self.num_workers and not self._plan.role.members.is_elastic
+        if is_missing and not is_repeating:
             logger.warning(
                 "the sum of numbers lacks some workers: only %s contributed, %d of %d have left",
                 counted(int(num_brought), "worker"),

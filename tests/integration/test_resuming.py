@@ -77,11 +77,18 @@ def test_cluster_that_went_on_has_the_bytes_of_one_that_was_never_stopped(
     )
 
 
-@pytest.mark.parametrize("mode", ["half_async", "async", "geo", "bounded_staleness"])
+@pytest.mark.parametrize(
+    ("mode", "deal"),
+    [
+        *((mode, "fixed") for mode in ("half_async", "async", "geo", "bounded_staleness")),
+        *((mode, "queue") for mode in ("half_async", "async")),
+    ],
+)
 def test_cluster_goes_on_in_every_mode_and_leaves_no_row_out(
-    mode: str, clicks: Path, tmp_path: Path
+    mode: str, deal: str, clicks: Path, tmp_path: Path
 ) -> None:
     settings = [f"strategy.mode={mode}", "train.epochs=1", "train.thread_num=2"]
+    settings.append(f"data.deal={deal}")
     settings.append("strategy.geo.k_steps=2")
     run(job_of(clicks, tmp_path / "whole", *settings), num_servers=1)
     job = job_of(clicks, tmp_path / "killed", *settings)

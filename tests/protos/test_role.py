@@ -96,6 +96,21 @@ def test_worker_lacks_a_variable(name):
         role_from_environment({key: text for key, text in WORKER.items() if key != name})
 
 
+def test_a_job_may_have_places_for_more_workers_than_it_starts_with():
+    range_of = {"PADDLE_TRAINERS_NUM": "2:4"}
+
+    server = role_from_environment(SERVER | range_of)
+    worker = role_from_environment(WORKER | range_of | {"PADDLE_TRAINER_ID": "3"})
+
+    assert server.members == worker.members == Members(4, num_at_start=2)
+    assert worker.worker_index == 3
+    assert [*worker.members.optional] == [2, 3]
+    assert worker.members.terms["PADDLE_TRAINERS_NUM"] == "2:4"
+    assert str(worker.members) == "2 to 4 workers"
+    assert not Members(4).is_elastic
+    assert not Members(4).optional
+
+
 def test_variables_without_a_role_are_refused():
     with pytest.raises(
         RoleError, match="PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID set without TRAINING"
@@ -110,6 +125,9 @@ def test_variables_without_a_role_are_refused():
         (WORKER, "TRAINING_ROLE", "", ", expected PSERVER, TRAINER or HETER_TRAINER"),
         (WORKER, "PADDLE_TRAINERS_NUM", "0", ", expected an integer of at least 1"),
         (WORKER, "PADDLE_TRAINERS_NUM", "two", ""),
+        (WORKER, "PADDLE_TRAINERS_NUM", "3:2", ", expected a number of workers, or as 2:4 that at"),
+        (SERVER, "PADDLE_TRAINERS_NUM", "0:2", ", expected a number of workers, or as 2:4 that at"),
+        (WORKER | {HETER_LIST: "h-0:9000"}, "PADDLE_TRAINERS_NUM", "2:4", ", expected a number"),
         (WORKER, "PADDLE_TRAINERS_NUM", "٢", ""),
         (WORKER, "PADDLE_TRAINER_ID", "2", ", expected an integer, 0 to 1"),
         (WORKER, "PADDLE_TRAINER_ID", "-1", ""),

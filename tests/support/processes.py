@@ -80,7 +80,9 @@ def environment_of(ports: Sequence[int], index: int, num_workers: int = 1) -> di
     return environment_at([f"127.0.0.1:{port}" for port in ports], index, num_workers)
 
 
-def environment_at(endpoints: Sequence[str], index: int, num_workers: int = 1) -> dict[str, str]:
+def environment_at(
+    endpoints: Sequence[str], index: int, num_workers: int | str = 1
+) -> dict[str, str]:
     """Returns the role variables of server `index`, by host:port of all servers."""
     host, port = endpoints[index].split(":")
     return {

@@ -40,13 +40,13 @@ class RunningJob:
         *,
         num_servers: int = 2,
         num_workers: int = 2,
-        job_size: int | None = None,
+        job_size: int | str | None = None,
         server_options: Sequence[str] = (),
         update_logs: bool = True,
         environment: Mapping[str, str] | None = None,
         network: Hosts | None = None,
     ) -> None:
-        """Starts all processes: `worker_command` as workers, of a job with `job_size` of them.
+        """Starts all processes: `worker_command` as workers, of a job with `job_size` of them, as "2:4".
 
         `server_options` are beside those of update logs, `environment` beside roles. With a `network`, each
         process runs on the host of its name.

@@ -20,6 +20,7 @@ from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.store import ReduceOp
 from ctr_ps.ps_worker.data.blocks import DataPosition, Position
+from ctr_ps.ps_worker.data.dealt_files import DealtFiles
 from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition, position_of
 from ctr_ps.ps_worker.job.datasets import TrainingData
 from ctr_ps.ps_worker.run.run import Run
@@ -41,6 +42,9 @@ class Pass:
     batches: Generator[Positioned, None, None]  # of this worker; to be closed
     # whether training ends with it: all workers call it, once, at the end of the pass
     ends: Callable[[], bool]
+    # called when the store has the gradients of its batches: more of them that this worker is to train, as
+    # another has left; None: there are none
+    again: Callable[[], Generator[Positioned, None, None] | None] = lambda: None
     share: Callable[[Any], float | None] = lambda _: None
     before_ms: float = inf  # of a window by time: its end, in ms since 1970
     # of a window that was not the last: the number and the end of the next one
@@ -89,9 +93,18 @@ def epochs(
         found = Pass(name=f"epoch-{epoch}", number=epoch, batches=nothing, ends=ends)
         if epochs_ended(run, 0) < epoch:  # else the lost process before this one has trained on it
             data.prepare(run, epoch)
-            batches, share = data.batches(epoch, _position_in(epoch, run)), data.share(epoch)
-            found = replace(found, batches=batches, share=share)
+            if dealt := data.dealt(run.store, run.worker, epoch):
+                found = replace(found, batches=dealt.batches(), again=partial(_again, run, dealt))
+            else:
+                batches, share = data.batches(epoch, _position_in(epoch, run)), data.share(epoch)
+                found = replace(found, batches=batches, share=share)
         yield found
+
+
+def _again(run: Run, dealt: DealtFiles) -> Generator[Positioned, None, None] | None:
+    """Waits, with no file left to take, until others have finished theirs, or give one back."""
+    run.communicator.let_others_begin()
+    return dealt.batches() if dealt.wait() else None
 
 
 def epochs_ended(run: Run, resumed: int) -> int:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import PurePosixPath
 
 from ctr_ps.ctr_model.models.model import Compute
@@ -19,6 +20,7 @@ from ctr_ps.ps_server.checkpoint.files.manifest import PUBLISHED
 from ctr_ps.ps_server.checkpoint.publish import write_best
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.coordination.push_ledger import MAX_PARTITIONS
 from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
@@ -113,14 +115,18 @@ def train_job(
         # All workers compute the shares of all alike.
         split_file = splitter(plan.schema, format_of_job(job))
         parts = splits_of_workers(split_file, plan.train_files, run.num_workers, plan.stamps)
-        data = TrainingData(job, plan.schema, parts[run.worker])
+        is_dealt = job.data.deal == "queue"
+        own = _in_order(parts, plan) if is_dealt else parts[run.worker]
+        data = TrainingData(job, plan.schema, own)
         stream = None
         if job.data.stream:
             stream = TrainingStream(job, plan.schema, run.worker, run.num_workers)
         head = data.head if stream is None or plan.train_files else stream.head
-        is_shared = data.is_shuffled_globally or stream is not None
+        is_shared = data.is_shuffled_globally or stream is not None or is_dealt
         without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]
-        if stream is None or plan.train_files:
+        if is_dealt:
+            logger.info("worker %d takes from a queue of %s", run.worker, counted(len(own), "file"))
+        elif stream is None or plan.train_files:
             _log_parts(parts, run.worker, without_rows)
         folder = None
         if run.is_first and job.run.dir:
@@ -146,6 +152,19 @@ def train_job(
             summary = summarize(training, start.warm_start)
         run.leave()
     return summary
+
+
+def _in_order(parts: Sequence[Sequence[FileSplit]], plan: Plan) -> list[FileSplit]:
+    """Returns the parts of all workers in the order of the files."""
+    places = {path: number for number, path in enumerate(plan.train_files)}
+    found = sorted(chain(*parts), key=lambda each: (places[each.path], each.start))
+    if len(found) > MAX_PARTITIONS:
+        raise plan.job.error(
+            "data.deal",
+            f"the queue would have {len(found)} files or parts of files, expected up to {MAX_PARTITIONS}: "
+            "write larger files",
+        )
+    return found
 
 
 def _log_parts(
@@ -187,7 +206,7 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     status = run.store.status()
     # Without heter trainers, which have no data.
     lost = sorted(worker for worker in status.lost if worker < run.num_workers)
-    if lost:
+    if lost and job.data.deal == "fixed":
         logger.warning("workers %s were lost: the rest of their data was not trained on", lost)
     best = training.checkpoints.best()
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None

@@ -167,8 +167,12 @@ class Training:
         self.gate.begin_pass()
         at = ReadShare(each.share)
         run.progress.begin_pass(shown, at.share)
-        with closing(each.batches) as batches:
-            validation_seconds = self._train_batches(each, at.follow(batches))
+        part: Generator[Positioned, None, None] | None = each.batches
+        validation_seconds = 0.0
+        while part is not None:
+            with closing(part) as batches:
+                validation_seconds += self._train_batches(each, at.follow(batches))
+            part = each.again()
         trained, is_repeated = time.monotonic(), run.is_repeating
         of_all = end_pass(run, each)
         ended = time.monotonic()

@@ -45,7 +45,7 @@ def test_every_call_without_a_handler_is_a_method_of_the_engine_or_rendezvous(
 
 
 def test_every_call_that_may_wait_has_the_time_for_it() -> None:
-    exchange = {"Post", "Take"}
+    exchange = {"Post", "Take", "TakeFile"}
     waiting = {
         Deadline.VERSION: {"PullSparse", "PullDense", "PushPull"},
         Deadline.WORKERS: {"Join", "WaitVersion", "Barrier", "AllReduce", "Advance", "Snapshot"}

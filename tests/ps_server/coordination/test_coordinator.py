@@ -643,6 +643,9 @@ def test_restored_workers_are_where_they_were() -> None:
     workers.rendezvous.advance(0, 7, at_least=0)
     workers.rendezvous.post("rows", Message(sender=0, receiver=1, sequence=0, content=b"a"))
     workers.rendezvous.take("rows", 1, received=1)
+    for worker in (0, 3):
+        workers.rendezvous.take_file(worker, pass_number=2, num_files=5, received=0)
+    workers.rendezvous.take_file(0, pass_number=2, num_files=5, received=1, waits=True)
     workers.leave(3, step=5)
     lose(workers, 2, num_workers=4)
     join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT, only_asks=True)

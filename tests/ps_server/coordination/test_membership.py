@@ -248,3 +248,32 @@ def test_terms_of_a_process_that_joins_again_bind_the_others() -> None:
     members.join(Member(1, 6), {"mode": "sync", "data": "1 file"}, None)
     with pytest.raises(JobError, match=r"mode = geo \(worker 0 has mode = sync\)"):
         members.join(Member(1, 6), {"mode": "geo"}, None)
+
+
+def test_an_elastic_job_has_places_that_are_taken_and_left_while_it_runs() -> None:
+    members = Membership(Members(3, num_at_start=2))
+    assert members.present == [0, 1]
+    for worker in (0, 1):
+        members.join(Member(worker, 5), {"mode": "async"}, None)
+    assert members.all_joined
+
+    with pytest.raises(JobError, match="mode = sync"):  # and the job goes on
+        members.join(Member(2, 5), {"mode": "sync"}, None)
+    assert members.present == [0, 1]
+    members.join(Member(2, 5), {"mode": "async"}, None)
+    assert members.present == [0, 1, 2]
+    with pytest.raises(ProtocolError, match="which is alive"):
+        members.join(Member(1, 6), {"mode": "async"}, None)
+    members.leave(1)
+    assert members.join(Member(1, 6), {"mode": "async"}, None)
+    assert members.present == [0, 1, 2]
+
+
+def test_process_that_comes_when_all_have_left_holds_an_elastic_job_not_up() -> None:
+    members = Membership(Members(2, num_at_start=1))
+    members.join(Member(0, 5), {}, None)
+    members.leave(0)
+
+    members.join(Member(1, 5), {}, None)
+
+    assert members.all_left

@@ -119,6 +119,12 @@ CHANGES: dict[str, Callable[[Path], Calls]] = {
     "Advance": lambda _: [
         (calls.ADVANCE, requests.Advance(member=member(), clock=7, at_least=0, after_barrier=0))
     ],
+    "TakeFile": lambda _: [
+        (
+            calls.TAKE_FILE,
+            requests.TakeFile(member=member(), pass_number=1, num_files=3, received=0),
+        )
+    ],
     "Leave": lambda _: [(calls.LEAVE, requests.Leave(member=member(), step=0))],
     "Load": lambda folder: [
         (calls.LOAD, requests.Load(url=f"{folder}/model/0", member=member(), number=1))

@@ -10,10 +10,12 @@ import pytest
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.role import Members
 from ctr_ps.protos.spec import ScheduleSpec
 from ctr_ps.ps_worker.job import load_job, override_job
 from ctr_ps.ps_worker.job.checks import (
     require_base_rate,
+    require_deal,
     require_device,
     require_life,
     require_one_worker,
@@ -370,3 +372,15 @@ def test_rate_of_a_table_with_an_optimizer_of_its_own_does_not_replace_it() -> N
     (spec,) = table_specs(model, with_rates_of_tables(override_job({}, [], source="job"), model))
 
     assert (spec.optimizer.name, spec.optimizer.params) == ("ftrl", {"learning_rate": 0.2})
+
+
+def test_workers_come_and_go_only_where_files_are_queued() -> None:
+    fixed = override_job({}, ["data.train=rows"], source="test")
+    queued = override_job({}, ["data.train=rows", "data.deal=queue"], source="test")
+
+    with pytest.raises(JobError, match=r"data.deal: is \"fixed\", .* allows 2 to 4 workers"):
+        require_deal(fixed, Members(4, num_at_start=2))
+    with pytest.raises(JobError, match="heter trainers"):
+        require_deal(queued, Members(4, num_heter=1))
+    require_deal(queued, Members(4, num_at_start=2))
+    require_deal(fixed, Members(4, num_heter=1))

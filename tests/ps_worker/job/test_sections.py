@@ -27,6 +27,15 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
             ["data.columns=['click']"],
             r"data.columns is \('click',\), but files are not multi-slot text",
         ),
+        (["data.deal=queue"], "data.deal is 'queue', but only files are dealt by a queue"),
+        (
+            ["data.deal=queue", "data.train=rows", "data.reader_num=2"],
+            "but files of a queue are streamed in order",
+        ),
+        (
+            ["data.deal=queue", "data.train=rows", "strategy.mode=sync"],
+            'but files are dealt by a queue: set strategy.mode = "async" or "half_async"',
+        ),
         (["data.values=text"], "data.values is 'text', but files are not multi-slot text"),
         (
             ["data.negative_correction=weight"],

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import threading
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.claim import claimed
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, load_job, override_job
 from ctr_ps.ps_worker.job.checks import require_optimizers
@@ -789,3 +791,36 @@ def test_precision_is_in_the_summary_and_may_change_when_a_run_resumes(
     inferred = infer(str(tmp_path / "model"), [str(rows)])
     assert inferred["model_digest"] == summaries[1].model_digest
     assert inferred["auc"] == summaries[1].auc
+
+
+@pytest.mark.parametrize("mode", ["async", "half_async"])
+def test_workers_that_share_a_queue_train_each_row_once(mode: str, tmp_path: Path) -> None:
+    """One of them is given no file: the others do not wait for its first batches."""
+    generate(tmp_path, rows=300, test_rows=10, files=3, test_files=1, seed=1)
+    for path in (tmp_path / "train").iterdir():  # that cannot be split
+        with gzip.open(f"{path}.gz", "wb") as packed:
+            packed.write(path.read_bytes())
+        path.unlink()
+    job = job_of(
+        f"data.train={tmp_path}/train/*",
+        "data.deal=queue",
+        "train.epochs=2",
+        "train.batch_size=16",
+        "train.log_every_s=100",
+        "model.hidden=[4]",
+        "life.statistics=true",
+        "life.shrink_every_epochs=0",
+        f"strategy.mode={mode}",
+    )
+    store = ParameterStore(num_workers=4, wait_limit_s=20.0)
+
+    summaries = train_together(job, 4, store=store)
+
+    dataset = QueueDataset(Schema.load("criteo"), 100)
+    dataset.set_filelist(sorted((tmp_path / "train").iterdir()))
+    expected = Counter(key for batch in dataset for key in batch.keys.tolist())
+    counted = counted_on([store], "embedding")
+    assert summaries[0].examples == 2 * 300
+    assert {key: row.show for key, row in counted.items()} == {
+        key: 2 * number for key, number in expected.items()
+    }
