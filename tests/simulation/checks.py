@@ -1,11 +1,15 @@
 """What must hold in every run, whatever happens in it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.table.rows.statistics import SHOW
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.simulation.cluster import COUNTERS, Outcome, Setup
 from tests.simulation.counters import Tally, faults_of_saves
 
@@ -39,6 +43,21 @@ def complete(folder: Path) -> list[Checkpoint]:
     return found
 
 
+def _untrained(setup: Setup, checkpoints: Path) -> int:
+    """Returns how many occurrences the rows of the last checkpoint have not counted."""
+    shows: Counter[int] = Counter()
+    checkpoint = Checkpoint.open(f"{checkpoints}/LATEST")
+    for table in checkpoint.tables.values():
+        for _, rows in checkpoint.read_shards(table.name, range(table.num_shards)):
+            counted = rows.statistics[:, SHOW].astype(int).tolist()
+            shows.update(dict(zip(rows.keys.tolist(), counted, strict=True)))
+    data = checkpoints.parent.parent / "data"
+    dataset = QueueDataset(Schema.load(str(data / "schema.toml")), 1000, format="criteo")
+    dataset.set_filelist(sorted(data.glob("train-*")))
+    expected = Counter(key for batch in dataset for key in batch.keys.tolist())
+    return sum(max(setup.epochs * num - shows[key], 0) for key, num in expected.items())
+
+
 def faults_of_end(
     setup: Setup, outcome: Outcome, tally: Tally, checkpoints: Path, expected: Undisturbed | None
 ) -> list[str]:
@@ -65,6 +84,8 @@ def faults_of_end(
     # Without steps, what a lost process had done beyond its progress is repeated.
     if summary.examples < rows or (setup.mode == "sync" and summary.examples != rows):
         wrong.append(f"{summary.examples} examples were trained, of {rows}")
+    if setup.num_at_start is not None and (missing := _untrained(setup, checkpoints)):
+        wrong.append(f"{missing} occurrences of keys were not trained")
     if expected is not None and setup.mode == "sync" and summary.model_digest != expected.digest:
         wrong.append(f"digest {summary.model_digest}, undisturbed {expected.digest}")
     return wrong

@@ -50,6 +50,9 @@ STEP_S = (0.05, 2.0)  # the work of a batch
 
 COUNTERS = "counters"  # a mode of its own: nothing is trained
 KILL, PAUSE, CUT, POWER, DISK, TWIN = "kill", "pause", "cut", "power", "disk", "twin"
+LEAVE = "leave"
+LATE_S = (0.5, 20.0)  # until a worker starts without which the job does
+LEFT = 128 + signal.SIGTERM
 TORN, WIPE = "power fails in sync of", "wipe"
 MOVE = "move"  # by process `who`: `other` is "add", "drain" or "replace"
 AT_SYNCS = (DISK, TORN)
@@ -61,7 +64,7 @@ class Fault:
     """What happens to a process at a time; a cut is of its link to `other`."""
 
     # KILL, PAUSE, CUT, POWER, DISK, TORN; TWIN: a second process is started as this one; WIPE: killed, and
-    # started on an empty disk
+    # started on an empty disk; LEAVE: it is told to end
     kind: str
     at: float  # seconds since the beginning; of AT_SYNCS, the number of the sync
     who: str
@@ -74,6 +77,10 @@ class Fault:
         return f"{self.kind} {self.who}{other} at {self.at:.3f}{lasts}"
 
 
+OF_QUEUE = ("data.deal=queue", "life.statistics=true", "life.shrink_every_epochs=0")
+"""Rows then count how often they were trained."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What a seed simulates, without its faults."""
@@ -82,6 +89,8 @@ class Setup:
     num_servers: int = 2
     num_workers: int = 2
     num_spares: int = 0
+    num_at_start: int | None = None  # the others come later; they share a queue of files
+    continues: bool = False  # without lost workers
     log_sync: LogSync = LogSync.OS
     settings: tuple[str, ...] = ()  # of the job file
     rows: int = 240
@@ -103,11 +112,12 @@ class Setup:
             f"data.train={folder / 'data'}/train-*",
             f"data.schema={folder / 'data' / 'schema.toml'}",
             "data.format=criteo",
-            "cluster.on_worker_loss=wait",
+            f"cluster.on_worker_loss={'continue' if self.continues else 'wait'}",
             f"cluster.lease_s={LEASE_S}",
             f"cluster.wait_timeout_s={self.wait_limit_s}",
             "cluster.stream=false",
             "checkpoint.dir=checkpoints",
+            *(() if self.num_at_start is None else OF_QUEUE),
             *self.settings,
         ]
         return override_job({}, settings, source="simulation")
@@ -177,12 +187,13 @@ class Cluster:
         self._supervisor = Supervisor(
             listed,
             self.workers,
-            Policy(max_restarts=1000, durability="log"),
+            Policy(max_restarts=1000, durability="log", continues=setup.continues),
             self._unused.copy(),
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
         self._faults = faults
         self._successors: set[Process] = set()  # twins of processes that have ended
+        self._told: set[Process] = set()  # to end
         self._done: set[str] = set()  # names of which one has come to its end
         self._is_over = False
         self.network.kill = self._kill
@@ -194,8 +205,13 @@ class Cluster:
     # From the start to the end
 
     def run(self) -> Outcome:
-        for name in (*self.servers, *self.workers):
+        num_late = 0
+        if self.setup.num_at_start is not None:
+            num_late = self.setup.num_workers - self.setup.num_at_start
+        for name in (*self.servers, *self.workers[: len(self.workers) - num_late]):
             self._start(name)
+        for name in self.workers[len(self.workers) - num_late :]:
+            self.world.at(self.world.random.uniform(*LATE_S), partial(self._start, name))
         self._look_later()
         outcome = self.outcome
         try:
@@ -208,6 +224,9 @@ class Cluster:
         return outcome
 
     def _start(self, name: str, *, is_twin: bool = False) -> None:
+        if self.setup.num_at_start is not None and self.outcome.summaries:
+            self._decide(Exited(name, 0))  # the job is over
+            return
         process = self.world.process(name)
         if is_twin:
             twins = self._twins.setdefault(name, [])
@@ -245,6 +264,11 @@ class Cluster:
             # message was heard: docs/decisions/0064.
             if code and (process in self._successors or "which is alive, has" in process.exit):
                 code = -signal.SIGKILL
+            # It comes back; or it came when the job was over.
+            if code == LEFT:
+                code = -signal.SIGKILL
+            elif self.setup.num_at_start is not None and self.outcome.summaries:
+                code = 0
             # Its disk has failed: somebody mends it, and starts the server again.
             if code == LogError.exit_code and self._disk_of[process.name].has_failed:
                 is_needed = len(self.outcome.summaries) < self.setup.num_workers
@@ -297,6 +321,7 @@ class Cluster:
         engine = Engine(
             EngineSettings(
                 num_workers=self.setup.num_workers,
+                num_at_start=self.setup.num_at_start,
                 server_index=index if index < self.setup.num_servers else NO_SERVER,
                 num_servers=self.setup.num_servers if index < self.setup.num_servers else 1,
                 wait_limit_s=self.setup.wait_limit_s,
@@ -328,7 +353,10 @@ class Cluster:
 
     def _train(self, process: Process, index: int) -> int:
         role = WorkerRole(
-            endpoints=self.endpoints, worker_index=index, num_workers=self.setup.num_workers
+            endpoints=self.endpoints,
+            worker_index=index,
+            num_workers=self.setup.num_workers,
+            num_at_start=self.setup.num_at_start,
         )
         if self.setup.mode == COUNTERS:
             client = Client(process, role, self.tally, self.setup, may_fall=self._loses_power)
@@ -338,7 +366,7 @@ class Cluster:
         with job_ends_by_errors(role):
             plan = plan_with(self._plan, role)
         with open_store(role, plan.job.cluster) as store:
-            summary = train_job(plan, store)
+            summary = train_job(plan, store, is_told_to_end=lambda: process in self._told)
         self.outcome.summaries[process.name] = summary
         self.world.tell(process, f"trained examples={summary.examples}")
         return 0
@@ -407,6 +435,9 @@ class Cluster:
         if process is None or not process.is_alive:
             return
         self.world.tell("fault", str(fault))
+        if fault.kind == LEAVE:
+            self._told.add(process)
+            return
         if fault.kind == TWIN:
             self._start(fault.who, is_twin=True)
             return

@@ -25,6 +25,7 @@ from tests.simulation.cluster import (
     CUT,
     DISK,
     KILL,
+    LEAVE,
     MOVE,
     NAMES,
     PAUSE,
@@ -98,6 +99,9 @@ def setup_of(seed: int) -> Setup:
         pace_s=random.choice((0.02, 0.2, 1.0)),
         step_s=random.choice((STEP_S, STEP_S, (0.0, 0.3))),
     )
+    if setup.mode in ("async", "half_async") and num_workers > 1 and random.random() < 0.7:
+        at_start = random.choice((1, num_workers - 1))
+        return replace(setup, num_at_start=at_start, continues=random.random() < 0.5, epochs=2)
     if random.random() < 0.07:  # everything takes long: longer than a server is waited for
         replay_s = random.choice((0.0, 5.0))
         return replace(setup, wait_limit_s=400.0, replay_s=replay_s, epochs=1)
@@ -145,7 +149,8 @@ class _Faults:
     def __init__(self, random: Random, setup: Setup) -> None:
         self.random, self._setup = random, setup
         self._servers = [f"server.{index}" for index in range(setup.num_servers)]
-        self._workers = [f"worker.{index}" for index in range(setup.num_workers)]
+        first = 1 if setup.continues else 0
+        self._workers = [f"worker.{index}" for index in range(first, setup.num_workers)]
         self._has_power = setup.log_sync is LogSync.FSYNC
         is_short = setup.pace_s < 1.0 if setup.mode == COUNTERS else setup.step_s != STEP_S
         self._length_s = 6.0 if is_short else 20.0
@@ -164,6 +169,8 @@ class _Faults:
         return at, server, worker
 
     def some(self) -> Sequence[AnyFault]:
+        if self._setup.continues:  # not to worker 0, which the others need
+            return self.random.choice((self._single, self._push, self._leave))()
         kinds = (self._single, self._call, self._call, self._call, self._save, self._step)
         kinds += (self._push, self._push, self._return, self._of_disk, self._wipe)
         if self._setup.mode != "async":
@@ -199,6 +206,8 @@ class _Faults:
     def _call(self) -> Sequence[AnyFault]:
         random, (_, server, worker) = self.random, self._place()
         calls = OF_MODES[self._setup.mode] if random.random() < 0.75 else OF_ALL
+        if self._setup.num_at_start is not None and random.random() < 0.3:
+            server, calls = "server.0", {"TakeFile": 6}
         call = random.choice(list(calls))
         number = random.randrange(calls[call])
         return [self._fault(random.choice(CALL_FAULTS), worker, server, call, number)]
@@ -271,6 +280,12 @@ class _Faults:
             Fault(TWIN, later, worker),
             *random.choice(([], dies[:1], dies)),
         ]
+
+    def _leave(self) -> Sequence[AnyFault]:
+        """A worker is told to end; and in half of the cases killed soon after that."""
+        at, _, worker = self._place()
+        killed = Fault(KILL, at + self.random.uniform(0.0, 3.0), worker)
+        return [Fault(LEAVE, at, worker), *([killed] if self.random.random() < 0.5 else [])]
 
     def _of_disk(self) -> Sequence[AnyFault]:
         """One of a server's syncs fails, or the power in it; soon after that the power, or the process."""
@@ -368,7 +383,16 @@ class Simulator:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def plan(self, setup: Setup) -> Plan:
-        key = setup.mode, setup.epochs, setup.wait_limit_s, setup.settings  # what its job says
+        is_queue = setup.num_at_start is not None
+        # what its job says
+        key = (
+            setup.mode,
+            setup.epochs,
+            setup.wait_limit_s,
+            setup.settings,
+            is_queue,
+            setup.continues,
+        )
         if key not in self._plans:
             self._plans[key] = prepared(setup, self._folder)
         return self._plans[key]
