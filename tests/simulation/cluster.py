@@ -294,6 +294,11 @@ class Cluster:
         return bool(twins)
 
     def _decide(self, event: Exited | None) -> None:
+        is_elastic = self.setup.num_at_start is not None
+        if is_elastic and event and event.returncode and event.name in self.workers[1:]:
+            # Somebody starts another, in its place.
+            self.world.at(self.world.random.uniform(*RESTART_S), partial(self._start, event.name))
+            return
         decision: Decision | None = self._supervisor.handle(event, self.world.now)
         match decision:
             case Restart(name=name):
