@@ -37,6 +37,7 @@ from ctr_ps.protos.store.coordination import (
     require_numbers,
 )
 from ctr_ps.protos.store.parameters import (
+    FILE,
     Acknowledged,
     Changed,
     Changes,

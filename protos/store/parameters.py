@@ -54,6 +54,13 @@ class PushedPulled:
     dense: PulledPieces
 
 
+FILE = "\0"
+"""Begins the name of a file that workers take from a queue, among names of partitions.
+
+Positions in a file compare as text. Workers take turns in it: so a server keeps what it has of each worker,
+whatever process has the place, and servers together have what the least of them has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushId:
     """Identity of a push: its worker, its number, and what it completes."""
@@ -74,7 +81,7 @@ class PushId:
     position: str = ""
     weight: float | None = None  # sum of the weights of these examples; None: each has weight 1
     # of data from a stream: the position in each partition of which rows were taken since the push
-    # before, in the first push of an incarnation of all
+    # before, in the first push of an incarnation of all; of files from a queue likewise, by `FILE` and number
     partitions: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -16,8 +16,9 @@ from typing import Protocol, Self, TypeVar
 
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.store.checkpoints import WorkerProgress
-from ctr_ps.protos.store.parameters import Version
+from ctr_ps.protos.store.parameters import FILE, Version
 
+K = TypeVar("K", int, str)
 T = TypeVar("T", "TableStatus", "Shrunk")
 
 
@@ -347,7 +348,16 @@ def _least_of(parts: Sequence[WorkerProgress]) -> WorkerProgress:
     most = max(parts, key=lambda each: each.step + each.sent)
     positions = {**most.partitions, **most.sent_partitions}
     beyond = {name: at for name, at in positions.items() if least.partitions.get(name) != at}
-    return replace(least, sent=most.step + most.sent - least.step, sent_partitions=beyond)
+    found = {name: at for name, at in least.partitions.items() if not name.startswith(FILE)}
+    for name in _known_to_all([each.partitions for each in parts]):
+        if name.startswith(FILE):
+            found[name] = min(each.partitions[name] for each in parts)
+    return replace(
+        least,
+        partitions=found,
+        sent=most.step + most.sent - least.step,
+        sent_partitions=beyond,
+    )
 
 
 def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
@@ -363,7 +373,7 @@ def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
     )
 
 
-def _known_to_all(parts: Sequence[Mapping[int, object]]) -> list[int]:
+def _known_to_all(parts: Sequence[Mapping[K, object]]) -> list[K]:
     return sorted(set.intersection(*map(set, parts))) if parts else []
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from ctr_ps.protos.errors import LostPushesError, ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Member, PushId, WorkerProgress
+from ctr_ps.protos.store import FILE, Member, PushId, WorkerProgress
 
 MAX_VERSION = 2**53
 """A run does not resume at a later one."""
@@ -185,7 +185,8 @@ class PushLedger:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)
         if not push_id.sequence:
-            self._partitions[push_id.worker] = {}
+            before = self._partitions.get(push_id.worker, {})
+            self._partitions[push_id.worker] = {k: before[k] for k in before if k.startswith(FILE)}
         if push_id.partitions:
             self._partitions.setdefault(push_id.worker, {}).update(push_id.partitions)
 

@@ -10,7 +10,7 @@ So the step and position of a push id never leave out a batch.
 import threading
 from collections.abc import Iterable
 
-from ctr_ps.protos.store import Member, PushId, Version, WorkerProgress
+from ctr_ps.protos.store import FILE, Member, PushId, Version, WorkerProgress
 from ctr_ps.ps_worker.data.blocks import Position
 
 UNNUMBERED = 0
@@ -36,7 +36,9 @@ class PushIds:
         with self._lock:
             self._taken = self._step = progress.step
             self._position = progress.position
-            self._partitions = dict(progress.partitions)
+            self._partitions = {
+                name: at for name, at in progress.partitions.items() if not name.startswith(FILE)
+            }
 
     def take(self, position: Position | None) -> int:
         """Returns the number of the next batch; `position` is that in the data after it, if any."""

@@ -6,20 +6,19 @@
 Positions are told with pushes, by file, as those in partitions of a stream.
 """
 
-import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.protos.store import Store, TakenFile, WorkerProgress
+from ctr_ps.protos.store import FILE, Store, TakenFile, WorkerProgress
 from ctr_ps.ps_worker.data.blocks import DataPosition, batches
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.reading import Reading
 
-Place = tuple[float, int]
+Place = tuple[int, int]
 """Where in a file: `offset` and `skip` of a `DataPosition`."""
 
-END: Place = math.inf, 0
+END: Place = 10**20 - 1, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class FilePosition:
     def partitions(self) -> Mapping[str, str]:
         """The place, by file."""
         offset, skip = self.place
-        return {f"{self.file}": f"{self.epoch} {offset} {skip}"}
+        return {f"{FILE}{self.file}": f"{self.epoch:010} {offset:020} {skip:010}"}
 
     def to_json(self) -> str:
         """Returns the pass as the position at its start."""
@@ -46,10 +45,10 @@ def places_of(progress: Mapping[int, WorkerProgress], epoch: int) -> dict[int, P
     found: dict[int, Place] = {}
     for each in progress.values():
         for file, text in each.partitions.items():
-            of, offset, skip = text.split()
-            if int(of) == epoch:
-                place = (math.inf if offset == "inf" else int(offset)), int(skip)
-                found[int(file)] = max(place, found.get(int(file), place))
+            of, offset, skip = map(int, text.split())
+            if of == epoch:
+                number = int(file.removeprefix(FILE))
+                found[number] = max((offset, skip), found.get(number, (0, 0)))
     return found
 
 
@@ -80,7 +79,7 @@ class DealtFiles:
     ) -> Generator[tuple[Batch, FilePosition], None, None]:
         if begun == END:
             return
-        offset, skip = (None, 0) if begun is None else (int(begun[0]), begun[1])
+        offset, skip = (None, 0) if begun is None else begun
         start = DataPosition(epoch=self._epoch, split=file, offset=offset, skip=skip)
         blocks = self._reading.blocks_of(file, offset)
         last: tuple[Batch, Place] | None = None  # read on, to know the last batch of the file

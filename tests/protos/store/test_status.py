@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.store import (
+    FILE,
     SaveStatus,
     Shrunk,
     Staleness,
@@ -255,3 +256,13 @@ def test_progress_in_files_says_nothing_of_parts() -> None:
     parts = [in_stream(4, {}), in_stream(6, {})]
 
     assert merge_progress([{0: each} for each in parts]) == {0: parts[0]}
+
+
+def test_of_each_file_of_a_queue_servers_have_what_the_least_of_them_has() -> None:
+    """Another process in the place has counted on from fewer batches, and trained another file."""
+    first = in_stream(11, {f"{FILE}0": "1 05", f"{FILE}1": "1 09", f"{FILE}2": "1 01"})
+    second = in_stream(12, {f"{FILE}0": "1 07", f"{FILE}1": "1 02"})
+
+    for parts in ([first, second], [second, first]):
+        (merged,) = merge_progress([{0: each} for each in parts]).values()
+        assert merged.partitions == {f"{FILE}0": "1 05", f"{FILE}1": "1 02"}

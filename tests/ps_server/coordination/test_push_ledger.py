@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import PushId, WorkerProgress
+from ctr_ps.protos.store import FILE, PushId, WorkerProgress
 from ctr_ps.ps_server.coordination.push_ledger import (
     MAX_AHEAD,
     PushLedger,
@@ -185,3 +185,13 @@ def test_a_resumed_run_has_the_places_of_its_checkpoint_until_it_pushes() -> Non
 def test_implausible_partitions_are_refused(partitions: dict[str, str], fault: str) -> None:
     with pytest.raises(ProtocolError, match=fault):
         require_plausible("worker 0", replace(push_id(0), partitions=partitions))
+
+
+def test_places_in_files_of_a_queue_stay_when_another_process_has_the_place() -> None:
+    """It trains other files, and servers differ in what they have of the first process."""
+    ledger = PushLedger(Members(1))
+    apply(ledger, replace(push_id(0), partitions={f"{FILE}0": "1 07", "a": "5"}))
+
+    apply(ledger, replace(push_id(0, incarnation=2), partitions={f"{FILE}1": "1 02"}))
+
+    assert ledger.progress()[0].partitions == {f"{FILE}0": "1 07", f"{FILE}1": "1 02"}

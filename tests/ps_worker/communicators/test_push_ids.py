@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctr_ps.protos.store import Member, WorkerProgress
+from ctr_ps.protos.store import FILE, Member, WorkerProgress
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.streams.stream_data import StreamPosition
@@ -125,7 +125,11 @@ def test_the_first_push_of_a_resumed_worker_has_all_places() -> None:
     tracker = PushIds(Member(0, 1))
     tracker.resume(
         WorkerProgress(
-            incarnation=7, sequence=3, step=4, position="x", partitions={"a": "1", "b": "2"}
+            incarnation=7,
+            sequence=3,
+            step=4,
+            position="x",
+            partitions={"a": "1", "b": "2", f"{FILE}0": "1 07"},
         )
     )
     tracker.take(StreamPosition(epoch=1, partitions={"b": "3"}))
@@ -133,5 +137,6 @@ def test_the_first_push_of_a_resumed_worker_has_all_places() -> None:
     first = tracker.next(examples=1, batches=0, pulled=0, whole=())
     second = tracker.next(examples=1, batches=1, pulled=0, whole=(5,))
 
+    # Of files of a queue, servers keep what they have.
     assert first.partitions == {"a": "1", "b": "2"}
     assert second.partitions == {"b": "3"}

@@ -8,7 +8,7 @@ import pytest
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.gradients import Gradients
-from ctr_ps.protos.store import PushId, WorkerProgress
+from ctr_ps.protos.store import FILE, PushId, WorkerProgress
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.dealt_files import END, DealtFiles, FilePosition, places_of
@@ -121,11 +121,11 @@ def test_a_file_that_is_given_back_while_others_wait_is_trained(files: list[Path
 
 def test_the_furthest_place_of_any_worker_counts_and_no_other_pass() -> None:
     def progress(**partitions: str) -> WorkerProgress:
-        named = {name.removeprefix("file"): at for name, at in partitions.items()}
+        named = {name.replace("file", FILE): at for name, at in partitions.items()}
         return WorkerProgress(incarnation=0, sequence=0, step=0, position="", partitions=named)
 
     workers = {
-        0: progress(file0="2 100 7", file1="2 inf 0", file2="1 inf 0"),
+        0: progress(file0="2 100 7", file1=f"2 {END[0]} 0", file2=f"1 {END[0]} 0"),
         1: progress(file0="2 100 9", file1="2 64 1", file3="2 0 4"),
     }
 
