@@ -224,8 +224,8 @@ class Cluster:
         return outcome
 
     def _start(self, name: str, *, is_twin: bool = False) -> None:
-        if self.setup.num_at_start is not None and self.outcome.summaries:
-            self._decide(Exited(name, 0))  # the job is over
+        if self._comes_too_late(name):
+            self._decide(Exited(name, 0))
             return
         process = self.world.process(name)
         if is_twin:
@@ -237,6 +237,11 @@ class Cluster:
         main = {"server": self._serve, "worker": self._train}[kind]
         self.world.tell(process, "starts")
         process.start(partial(self._main, process, partial(main, process, int(index))), "main")
+
+    def _comes_too_late(self, name: str) -> bool:
+        """Whether a worker starts in an elastic job that is over."""
+        is_elastic = self.setup.num_at_start is not None
+        return is_elastic and name in self.workers[1:] and "worker.0" in self.outcome.summaries
 
     def _main(self, process: Process, run: Callable[[], int]) -> None:
         try:
@@ -267,7 +272,7 @@ class Cluster:
             # It comes back; or it came when the job was over.
             if code == LEFT:
                 code = -signal.SIGKILL
-            elif self.setup.num_at_start is not None and self.outcome.summaries:
+            elif self._comes_too_late(process.name):
                 code = 0
             # Its disk has failed: somebody mends it, and starts the server again.
             if code == LogError.exit_code and self._disk_of[process.name].has_failed:
