@@ -94,6 +94,7 @@ class Engine:
             num_servers=settings.num_servers,
             num_workers=settings.num_workers,
             num_heter=settings.num_heter,
+            num_at_start=settings.num_at_start,
         )
         self.shard_map = ShardMap.of(settings.num_servers)
         # a move is under way: what a segment that began now would need is in the one before

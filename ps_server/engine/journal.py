@@ -29,10 +29,11 @@ class Owner:
     num_servers: int
     num_workers: int
     num_heter: int = 0
+    num_at_start: int | None = None
 
     def __str__(self) -> str:
         """Returns the server for a message."""
-        members = Members(self.num_workers, self.num_heter)
+        members = Members(self.num_workers, self.num_heter, self.num_at_start)
         return f"server {self.server_index} of {self.num_servers}, for {members}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.errors import LogError, ProtocolError
 from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.protos.store import Lease, Member, ReduceOp, TakenFile, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
@@ -201,3 +201,12 @@ def test_a_job_does_not_wait_for_workers_that_never_came() -> None:
     assert handlers.engine.job.all_left()
     join(handlers, member(1))  # too late
     assert handlers.engine.job.all_left()
+
+
+def test_a_server_with_other_places_does_not_go_on_from_a_log(tmp_path: Path) -> None:
+    handlers, log = begun_log(tmp_path, store_of(3, num_at_start=2))
+    join(handlers, member(0))
+    log.close()
+
+    with pytest.raises(LogError, match=r"for 2 to 3 workers, but this process is .* 3 workers"):
+        recovered(tmp_path, store_of(3))

@@ -23,7 +23,11 @@ from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.cluster import connect
 from ctr_ps.ps_worker.cluster.open_store import LOCAL
-from ctr_ps.ps_worker.run.membership import LeaseRenewal, job_ends_by_errors
+from ctr_ps.ps_worker.run.membership import (
+    LeaseRenewal,
+    abort_before_joining,
+    job_ends_by_errors,
+)
 from tests.support.cluster import cluster
 
 LIMIT_S = 10.0
@@ -269,3 +273,18 @@ def test_error_without_a_cluster_is_told_to_nobody(caplog: pytest.LogCaptureFixt
         fail(LOCAL, DataError("no files"))
 
     assert caplog.messages == []
+
+
+def test_an_error_of_a_worker_that_nobody_waits_for_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(connect, "abort_unjoined", lambda role, _: ended.append(role.worker_index))
+
+    for worker in range(3):
+        role = WorkerRole(
+            endpoints=("server:1",), worker_index=worker, num_workers=3, num_at_start=2
+        )
+        abort_before_joining(role, DataError("no file matches"))
+
+    assert ended == [0, 1]
