@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from pydantic import ValidationError
@@ -179,9 +179,8 @@ def _is_of(state: server_journal.ServerState, owner: journal.Owner) -> bool:
 
     The log of one that was added has its index, whether or not the list of servers names it by now.
     """
-    of_job = (owner.num_workers, owner.num_heter) == (
-        state.owner.num_workers,
-        state.owner.num_heter,
+    of_job = replace(owner, server_index=0, num_servers=1) == replace(
+        state.owner, server_index=0, num_servers=1
     )
     indices = {state.owner.server_index, owner.server_index}
     if state.shard_map is None and NO_SERVER not in indices:

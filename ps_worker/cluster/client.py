@@ -521,7 +521,7 @@ class ClusterClient:
             received=received,
             waits=waits,
         )
-        return self._transport.call(0, calls.TAKE_FILE, request)
+        return self._placement.placed(lambda _: self._transport.call(0, calls.TAKE_FILE, request))
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""
