@@ -81,6 +81,7 @@ class UpdateLog:
         end = saved.end()
         with disk_errors(f"cannot resume the update log {saved.folder.path}"):
             saved.folder.remove_unpublished()
+            saved.folder.sync()  # the process before may have ended between a name and this
             path = saved.folder.segment_path(end.header.segment)
             writer = SegmentWriter.resume(path, end.header, end.offset, end.next_record)
             return cls(saved, writer, sync)
