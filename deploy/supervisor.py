@@ -266,7 +266,11 @@ class Supervisor:
         ):
             self._has_other_ports = True
             return OtherPorts(failure.text)
-        if not (failure.is_kill() and self._policy.max_restarts):
+        # What was on its way when a process was killed may have been a sign of its life later.
+        restarted = max(self._recent.get(failure.name, ()), default=-math.inf)
+        limit_s = self._policy.lease_seconds + FUTILE_SECONDS
+        is_mistaken = failure.is_refusal() and now - restarted < limit_s
+        if not ((failure.is_kill() or is_mistaken) and self._policy.max_restarts):
             return _end(failure)
         what = _JOB if self._policy.durability == "checkpoint" else failure.name
         if obstacle := self._obstacle(what, now):

@@ -17,6 +17,7 @@ from ctr_ps.deploy.supervisor import (
     Supervisor,
     Warn,
 )
+from ctr_ps.protos.errors import ProtocolError
 
 SERVERS, WORKERS = ["pserver.0", "pserver.1"], ["trainer.0", "trainer.1"]
 KILLED, CRASHED, TERMINATED = -signal.SIGKILL, -signal.SIGSEGV, 143
@@ -171,6 +172,19 @@ def test_after_the_last_restart_a_killed_process_ends_the_run(durability: str) -
 
     assert (end.code, end.failed) == (137, "trainer.0")
     assert "had its 2 restarts" in end.reason
+
+
+def test_a_process_that_is_refused_in_place_of_a_killed_one_is_started_again() -> None:
+    """Servers may have heard a message of that one later, which was on its way for long."""
+    refused = ProtocolError.exit_code
+    rules = supervisor(max_restarts=9, durability="log", lease_seconds=30.0)
+    exits(rules, "trainer.1", code=KILLED, now=100.0)
+
+    again = exits(rules, "trainer.1", code=refused, now=101.0)
+
+    assert again == Restart("trainer.1", 2, "trainer.1 exited with code 10")
+    end = exits(rules, "trainer.1", code=refused, now=141.0)  # later than that: by one that lives
+    assert end == End(10, "trainer.1 exited with code 10", "trainer.1")
 
 
 def test_many_restarts_in_a_short_time_end_the_run() -> None:
