@@ -1,6 +1,7 @@
 """Runs seeds: python -m tests.simulation [--seeds N] [--first N] [--seconds S] [--processes N] | --seed N"""
 
 import argparse
+import itertools
 import logging
 import os
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--theme", choices=sorted({*seeds.THEMES}), help="those of one theme only")
     parser.add_argument("--seed", type=int, help="one seed, with its trace")
     parser.add_argument("--shrink", action="store_true", help="to the fewest faults, if it is bad")
     parser.add_argument("--switches", action="store_true", help="tell each switch of threads")
@@ -58,7 +60,12 @@ def main() -> int:
 
 def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
     start = world._real.monotonic()
-    wanted = iter(range(options.first, options.first + options.seeds))
+    themed = (
+        seed
+        for seed in itertools.count(options.first)
+        if options.theme in (None, seeds.theme_of(seed))
+    )
+    wanted = itertools.islice(themed, options.seeds)
 
     def is_over() -> bool:
         return options.seconds is not None and world._real.monotonic() - start > options.seconds

@@ -1,7 +1,7 @@
 """What must hold in every run, whatever happens in it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.table.rows.statistics import SHOW
+from ctr_ps.ps_worker.checkpoints.retention import name_after_epoch
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.simulation.cluster import COUNTERS, Outcome, Setup
 from tests.simulation.counters import Tally, faults_of_saves
@@ -20,15 +21,31 @@ class Undisturbed:
 
     digest: str
     by_version: Mapping[int, str]
+    batches: Mapping[int, int]  # of a pass, by worker
 
 
 def undisturbed(outcome: Outcome, checkpoints: Path) -> Undisturbed:
-    by_version = {}
+    by_version, batches = {}, {}
     for checkpoint in complete(checkpoints):
         by_version[checkpoint.manifest.version] = checkpoint.digest_of_files()
+        if checkpoint.name == name_after_epoch(1):
+            batches = {worker: each.step for worker, each in checkpoint.manifest.workers.items()}
     digest = outcome.summaries["worker.0"].model_digest
     assert digest is not None
-    return Undisturbed(digest, by_version)
+    assert batches
+    return Undisturbed(digest, by_version, batches)
+
+
+def _faults_of_passes(saved: Sequence[Checkpoint], expected: Undisturbed, epochs: int) -> list[str]:
+    """A checkpoint after a pass has all of its batches, and none of the next."""
+    named = {each.name: each for each in saved}
+    wrong = []
+    for epoch in range(1, epochs + 1):
+        if (each := named.get(name_after_epoch(epoch))) is not None:
+            steps = {worker: its.step for worker, its in each.manifest.workers.items()}
+            if steps != {worker: epoch * num for worker, num in expected.batches.items()}:
+                wrong.append(f"checkpoint {each.name} has batches {steps} of the workers")
+    return wrong
 
 
 def complete(folder: Path) -> list[Checkpoint]:
@@ -64,7 +81,8 @@ def faults_of_end(
     """Returns what is wrong after a run."""
     wrong = []
     # A process that is killed after the job's end is looked for in vain: docs/decisions/0046.
-    if outcome.code and not (outcome.is_left_by_all or outcome.is_wiped):
+    is_excused = outcome.is_left_by_all or outcome.is_wiped or outcome.is_claimed
+    if outcome.code and not is_excused:
         wrong.append(f"the job ended with code {outcome.code}: {outcome.reason}")
     if setup.mode == COUNTERS:
         faults_of_saves(tally, checkpoints.parent, setup.num_servers)
@@ -77,6 +95,8 @@ def faults_of_end(
             version, digest = each.manifest.version, each.digest_of_files()
             if digest != expected.by_version.get(version):
                 wrong.append(f"checkpoint {each.name} of version {version} is of no such moment")
+    if expected is not None:
+        wrong += _faults_of_passes(saved, expected, setup.epochs)
     summary = outcome.summaries.get("worker.0")
     if outcome.code or summary is None:
         return wrong

@@ -20,7 +20,7 @@ import numpy as np
 
 from ctr_ps.deploy import supervisor
 from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Supervisor, Warn
-from ctr_ps.protos.errors import CtrPsError, LogError
+from ctr_ps.protos.errors import CtrPsError, LogError, PlaceLostError
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
@@ -30,8 +30,12 @@ from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.rpc.recovery import Progress
 from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_worker.checkpoints import claim
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker
 from ctr_ps.ps_worker.cluster.open_store import open_store
+from ctr_ps.ps_worker.communicators import asynchronous
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from ctr_ps.ps_worker.job import Job, override_job
@@ -39,7 +43,7 @@ from ctr_ps.ps_worker.run.membership import job_ends_by_errors
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training import step_loop
-from tests.simulation.counters import Client, Tally
+from tests.simulation.counters import NUM_SHARDS, Client, Tally
 from tests.simulation.disk import Disk, Disks
 from tests.simulation.network import CallFault, Network
 from tests.simulation.world import Loop, Process, World, _now
@@ -96,10 +100,13 @@ class Setup:
     rows: int = 240
     epochs: int = 1
     step_s: tuple[float, float] = STEP_S
-    apply_s: float = 0.0  # at most, before and after a push changes the parameters
+    apply_s: float = 0.0  # at most, before, while and after a push changes the parameters
     replay_s: float = 0.0  # at most, of each call that a recovery carries out
     wait_limit_s: float = 100.0
     pace_s: float = 1.0  # at most, between pushes of counting clients
+    late_s: float = 0.0  # at most, before a worker comes to a barrier
+    threads: int = 1  # of a worker
+    has_log: bool = True  # of updates; without one no process may die
     in_threads: bool = False  # servers carry out all calls in threads, not only large ones
     limit_s: float = 3000.0
 
@@ -108,6 +115,7 @@ class Setup:
             f"strategy.mode={'sync' if self.mode == COUNTERS else self.mode}",
             "model.name=lr",
             "train.batch_size=10",
+            f"train.thread_num={self.threads}",
             f"train.epochs={self.epochs}",
             f"data.train={folder / 'data'}/train-*",
             f"data.schema={folder / 'data' / 'schema.toml'}",
@@ -124,7 +132,10 @@ class Setup:
 
 
 def write_data(folder: Path, rows: int) -> None:
-    """Writes the rows that all simulated jobs train on: two files, of numbers and values by chance."""
+    """Writes the rows that all simulated jobs train on: two files, of numbers and values by chance.
+
+    They are of unlike lengths, so that one of two workers has one step more.
+    """
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     (folder / "data" / "schema.toml").write_text(
@@ -133,7 +144,7 @@ def write_data(folder: Path, rows: int) -> None:
     for part in range(2):
         lines = [
             f"{random.integers(2)}\t{random.integers(9)}\t{random.integers(40)}\t{random.integers(9)}\n"
-            for _ in range(rows // 2)
+            for _ in range(rows // 2 + (1 - 2 * part) * rows // 48)
         ]
         (folder / "data" / f"train-{part}").write_text("".join(lines))
 
@@ -145,6 +156,7 @@ class Outcome:
     code: int = -1
     is_left_by_all: bool = False  # a server has seen the end of the job
     is_wiped: bool = False  # a server has lost its disk: no job may go on as if it had not
+    is_claimed: bool = False  # by a process that was lost, and lives
     reason: str = ""
     summaries: dict[str, Summary] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -187,7 +199,12 @@ class Cluster:
         self._supervisor = Supervisor(
             listed,
             self.workers,
-            Policy(max_restarts=1000, durability="log", continues=setup.continues),
+            Policy(
+                max_restarts=1000,
+                durability="log",
+                lease_seconds=LEASE_S,
+                continues=setup.continues,
+            ),
             self._unused.copy(),
         )
         self._twins: dict[str, list[Process]] = {}  # processes of one name that run at once
@@ -218,6 +235,9 @@ class Cluster:
             self.world.run(lambda: self._is_over, self.setup.limit_s)
         except AssertionError as error:
             outcome.errors.append(str(error))
+        for process in self.world.processes:
+            if process.is_alive:
+                self.network.has_ended(process)
         outcome.errors += self.network.wrong
         outcome.virtual_s, outcome.digest = self.world.now, self.world.digest
         outcome.num_calls, outcome.num_switches = self.network.num_calls, self.world.num_switches
@@ -249,7 +269,10 @@ class Cluster:
         except SystemExit as error:
             code = int(error.code or 0)
         except CtrPsError as error:
-            code, process.exit = error.exit_code, str(error)
+            code = error.exit_code
+            # Before the first barrier the claim of a process that lives, but was lost, is taken for that of
+            # another run: docs/decisions/0064.
+            self.outcome.is_claimed |= "is in use by another live run" in str(error)
             self.world.tell(process, f"error: {type(error).__name__}: {error}")
         except Exception as error:
             code = 1
@@ -260,14 +283,14 @@ class Cluster:
     def _ended(self, process: Process, code: int) -> None:
         if process.is_alive:
             process.kill()
+            self.network.has_ended(process)
             self.world.tell(process, f"ended with code {code}")
             if process.name.startswith("driver"):
                 return
             if self._goes_on(process, is_done=code == 0):
                 return
-            # Refused, but the other is dead: the launcher starts that again. Of one that was killed, a late
-            # message was heard: docs/decisions/0064.
-            if code and (process in self._successors or "which is alive, has" in process.exit):
+            # Refused, but the other is dead: the launcher starts that again.
+            if code and process in self._successors:
                 code = -signal.SIGKILL
             # It comes back; or it came when the job was over.
             if code == LEFT:
@@ -337,14 +360,14 @@ class Cluster:
                 wait_limit_s=self.setup.wait_limit_s,
                 clock=time.time,
                 monotonic=time.monotonic,
-                has_update_log=True,
+                has_update_log=self.setup.has_log,
             )
         )
         self.engines[process] = engine
         settings = ServerSettings(
             idle_limit_s=0.0,
             stream_port=None,
-            update_log=str(self._disk_of[process.name].folder),
+            update_log=str(self._disk_of[process.name].folder) if self.setup.has_log else None,
             log_sync=self.setup.log_sync,
             wait_limit_s=self.setup.wait_limit_s,
             linger_s=5.0,
@@ -478,6 +501,7 @@ class Cluster:
         if self._goes_on(process, is_done=False):
             return
         if loses_power:
+            self.network.forget_pushes(process.name)
             lost = self._disk_of[process.name].lose_power(self.world.random)
             self.world.tell("disk", f"{process.name} {lost}")
         self._decide(Exited(process.name, -signal.SIGKILL))
@@ -493,7 +517,9 @@ def plan_with(plan: Plan, role: WorkerRole) -> Plan:
 
 def prepared(setup: Setup, folder: Path) -> Plan:
     """Returns the plan of a setup's job, whose data is in the folder."""
-    return plan_of(setup.job(folder))
+    plan = plan_of(setup.job(folder))
+    tables = [replace(each, num_shards=NUM_SHARDS) for each in plan.specs.tables]
+    return replace(plan, specs=replace(plan.specs, tables=tables))
 
 
 class TraceHandler(logging.Handler):
@@ -524,10 +550,18 @@ def _steady(text: str) -> str:
 def install() -> None:
     """Lets work take time, and a process die as often as a seed wants it."""
     supervisor.MAX_FUTILE_RESTARTS = 1000
+    # Of the few batches that there are.
+    asynchronous.FIRST_BATCHES, asynchronous.BATCHES_IN_STEP = 4, 8
+    _in_two(SparseTable)
     _takes_time(step_loop._Thread, "compute", before=lambda setup: setup.step_s)
-    _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s))
-    _takes_time(Parameters, "apply", after=lambda setup: (0.0, setup.apply_s))
+    _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s), stalls=0.5)
+    _takes_time(Parameters, "apply", after=lambda setup: (0.0, setup.apply_s), stalls=1.0)
     _takes_time(Progress, "step", before=lambda setup: (0.0, setup.replay_s))
+    for name in ("barrier", "all_reduce"):
+        _takes_time(JoinedWorker, name, before=lambda setup: (0.0, setup.late_s))
+    _notes_refusals(Engine)
+    claim._state_and_start = _state_and_start
+    claim._has_pid = lambda pid: bool(_state_and_start(pid)[0])
     write_name = publish._write_name
 
     def write_name_checked(*args: Any) -> None:
@@ -539,6 +573,14 @@ def install() -> None:
     publish._write_name = write_name_checked
 
 
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """As that of claim.py, for processes of the world: those of one name share a machine."""
+    home = _now[0]
+    assert home is not None
+    found = [each for each in home.processes if each.pid == pid and each.is_alive]
+    return ("T" if found[0].is_paused else "S", str(pid)) if found else ("", "")
+
+
 Range = Callable[[Setup], tuple[float, float]]
 
 
@@ -546,20 +588,74 @@ def _nothing(_: Setup) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _takes_time(
-    owner: type, name: str, *, before: Range = _nothing, after: Range = _nothing
-) -> None:
-    method = getattr(owner, name)
+def _pass_time(of: Range, what: str, *, stalls: float = 0.0) -> None:
+    """Lets time of a range pass, and what the process is to stall, with the chance that it does so here."""
+    home = _now[0]
+    if home is None or home.current is None:
+        return
+    low, high = of(home.setup)
+    stalled_s = home.current.process.stalls
+    if stalls and stalled_s and home.random.random() < stalls:
+        low = high = stalled_s.pop()
+    if high:
+        home.block(home.random.uniform(low, high), what)
 
-    def pass_time(of: Range) -> None:
-        home = _now[0]
-        if home is not None and home.current is not None and (limits := of(home.setup))[1]:
-            home.block(home.random.uniform(*limits), f"{owner.__name__}.{name}")
+
+def _takes_time(
+    owner: type,
+    name: str,
+    *,
+    before: Range = _nothing,
+    after: Range = _nothing,
+    stalls: float = 0.0,
+) -> None:
+    method, what = getattr(owner, name), f"{owner.__name__}.{name}"
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        pass_time(before)
+        if before is not _nothing:
+            _pass_time(before, what, stalls=stalls)
         result = method(*args, **kwargs)
-        pass_time(after)
+        if after is not _nothing:
+            _pass_time(after, what, stalls=stalls)
         return result
 
     setattr(owner, name, slow)
+
+
+def _in_two(table: Any) -> None:
+    """Has a push change a table in two parts, as shards are changed one after another."""
+    push = table.push
+
+    def push_in_two(self: Any, grad: Any, *args: Any, **kwargs: Any) -> None:
+        home, half = _now[0], grad.keys.size // 2
+        if home is None or home.current is None or not home.setup.apply_s or not half:
+            push(self, grad, *args, **kwargs)
+            return
+        for part in (slice(None, half), slice(half, None)):
+            push(
+                self, replace(grad, keys=grad.keys[part], values=grad.values[part]), *args, **kwargs
+            )
+            if part.start is None:
+                _pass_time(lambda setup: (0.0, setup.apply_s), "half of a push")
+
+    table.push = push_in_two
+
+
+def _notes_refusals(engine: Any) -> None:
+    """Has the network hear of pushes that servers carry out, and of those of processes without a place."""
+    push = engine.push
+
+    def push_noted(self: Any, gradients: Any, push_id: Any, *args: Any, **kwargs: Any) -> Any:
+        home = _now[0]
+        if home is None or home.current is None:
+            return push(self, gradients, push_id, *args, **kwargs)
+        server = home.current.process
+        try:
+            answer = push(self, gradients, push_id, *args, **kwargs)
+        except PlaceLostError:
+            home.network.pushed(server, push_id, is_refused=True)
+            raise
+        home.network.pushed(server, push_id, is_refused=False)
+        return answer
+
+    engine.push = push_noted

@@ -9,7 +9,7 @@ checkpoint that has one without the other is of no one moment.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from ctr_ps.ps_worker.cluster.connect import connect
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 from ctr_ps.ps_worker.run.membership import LeaseRenewal
 from tests.simulation.world import Process, world
-from tests.support.pusher import COUNTERS, push_of
+from tests.support import pusher
 
+NUM_SHARDS = 16  # of a table: each costs time in every save
+COUNTERS = replace(pusher.COUNTERS, num_shards=NUM_SHARDS)
 NUM_PAIRS, PUSHES, ON_THE_WAY = 12, 40, 4
 READ_SHARE, SAVE_SHARE, FULL_SHARE = 0.3, 0.15, 0.2
 
@@ -87,7 +89,7 @@ class Client:
         self._pairs = pairs_of(len(role.endpoints))
         self._seen: dict[int, float] = {}
         self._waiting: list[tuple[list[int], Future[Version]]] = []
-        self._base = ""
+        self._base = tally.saves[-1][0] if tally.saves else ""  # that of the process before, too
 
     def run(self, lease_s: float) -> None:
         random, home = world().random, world()
@@ -124,7 +126,7 @@ class Client:
         random = world().random
         pairs = sorted(random.sample(range(NUM_PAIRS), random.randint(1, 4)))
         keys = np.array(sorted(key for pair in pairs for key in self._pairs[pair]), np.uint64)
-        push = push_of(keys, self._worker, sequence, incarnation)
+        push = pusher.push_of(keys, self._worker, sequence, incarnation)
         self._tally.sent.update(pairs)
         self._waiting.append((pairs, client.push_grad(*push)))
         if len(self._waiting) == ON_THE_WAY:

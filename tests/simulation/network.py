@@ -25,6 +25,7 @@ from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from tests.simulation.world import Loop, Process, Thread, World, world
 
 UNAVAILABLE, CANCELLED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
+REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 
 DELAY_S = (2e-4, 2e-3)  # of a message
 NOTICED_S = (0.5, 8.0)  # until a process hears that a link is cut, or a machine gone
@@ -37,13 +38,21 @@ SERVER_DIES_BEFORE, SERVER_DIES_AFTER = "server dies before", "server dies after
 SERVER_DIES_DURING = "server dies during"
 CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER = "client dies before", "client dies after"
 CLIENT_REPLACED = "client pauses and is replaced"
+CLIENT_REPLACED_AFTER = "client pauses after the answer and is replaced"
+SLOW, DOUBLED_THEN_DIES = "slow", "doubled, and its server dies after the second"
+CUTS = "cuts the link"
 OF_MESSAGES = (LOST_REQUEST, LOST_REPLY, DOUBLED, LATE_REQUEST, LATE_REPLY)
 OF_SERVERS = (SERVER_DIES_BEFORE, SERVER_DIES_DURING, SERVER_DIES_AFTER)
 CALL_FAULTS = (
     *(*OF_MESSAGES, *OF_SERVERS, CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER, CLIENT_REPLACED),
+    *(CLIENT_REPLACED_AFTER, SLOW, DOUBLED_THEN_DIES, CUTS),
 )
-HAVE_SECONDS = (DOUBLED, LATE_REQUEST, LATE_REPLY, CLIENT_DIES_BEFORE, CLIENT_REPLACED)
+HAVE_SECONDS = (
+    *(DOUBLED, LATE_REQUEST, LATE_REPLY, CLIENT_DIES_BEFORE, CLIENT_REPLACED),
+    *(CLIENT_REPLACED_AFTER, SLOW, DOUBLED_THEN_DIES, CUTS),
+)
 DURING_S = 0.04
+REFUSED_ENDS_S = 12.0  # a process that one server refuses at the start does not wait for others
 OF_MEMBERS = {"PushPull", "PushGrad", "AllReduce", "Barrier", "Renew"}  # of who has the place
 
 
@@ -87,6 +96,10 @@ class Network:
         self._holders: dict[str, int] = {}
         # when which start of a client was last heard of, by the names of server and client
         self._heard: dict[tuple[str, str], dict[int, float]] = {}
+        self._refused_at: dict[Process, float] = {}
+        # pushes by server: those of processes without their place, and those that were carried out
+        self._refused: set[tuple[str, Any]] = set()
+        self._carried_out: set[tuple[str, Any]] = set()
 
     def listen(self, server: "Server", address: str) -> None:
         if address in self._listening:
@@ -136,6 +149,31 @@ class Network:
     def forget(self, server: str) -> None:
         """A server has lost all that it knew."""
         self._heard = {place: at for place, at in self._heard.items() if place[0] != server}
+        self.forget_pushes(server)
+
+    def forget_pushes(self, server: str) -> None:
+        """A server may have lost the last of them."""
+        self._refused = {each for each in self._refused if each[0] != server}
+        self._carried_out = {each for each in self._carried_out if each[0] != server}
+
+    def pushed(self, server: Process, push_id: Any, *, is_refused: bool) -> None:
+        """A server carries out a push, or refuses it for its process: then it never carries it out."""
+        push = server.name, (push_id.worker, push_id.incarnation, push_id.sequence)
+        if is_refused and push not in self._carried_out:
+            self._refused.add(push)
+        elif not is_refused:
+            self._carried_out.add(push)
+            if push in self._refused:
+                self.wrong.append(f"{server} carries out push {push[1]}, which it has refused")
+
+    def refuses(self, client: Process) -> None:
+        """A server refuses a process that asks for a place."""
+        self._refused_at.setdefault(client, self._world.now)
+
+    def has_ended(self, process: Process) -> None:
+        late_s = self._world.now - self._refused_at.get(process, self._world.now)
+        if late_s > REFUSED_ENDS_S and not process.was_paused:
+            self.wrong.append(f"{process} was refused {late_s:.0f} s before its end")
 
     def publishes(self, process: Process) -> None:
         """A process names its checkpoint the latest: one that another has replaced must not."""
@@ -223,13 +261,19 @@ class Call(futures.Future[Any]):
         if fault is not None and kind == SERVER_DIES_BEFORE:
             world().at(net.delay(), partial(net.kill, server.process, fault.loses_power))
             return
-        if kind == LOST_REQUEST:
+        if fault is not None and kind == CUTS:
+            link = self.client.name, server.process.name
+            net.cut(*link)
+            world().at(fault.seconds, partial(net.heal, *link))
+        if kind in (LOST_REQUEST, CUTS):
             world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the request was lost"))
             return
         seconds = 0.0 if fault is None else fault.seconds
         late_s = seconds if kind in (LATE_REQUEST, CLIENT_DIES_BEFORE) else 0.0
-        for each_s in (late_s, seconds)[: 2 if kind == DOUBLED else 1]:
-            world().at(net.delay() + each_s, partial(self._arrive, server, fault))
+        world().at(net.delay() + late_s, partial(self._arrive, server, fault))
+        if kind in (DOUBLED, DOUBLED_THEN_DIES):
+            is_last = kind == DOUBLED_THEN_DIES
+            world().at(net.delay() + seconds, partial(self._arrive, server, fault, is_last=is_last))
 
     def cancel(self) -> bool:
         self.fail(CANCELLED, "cancelled")
@@ -271,7 +315,7 @@ class Call(futures.Future[Any]):
 
     # On the side of the server
 
-    def _arrive(self, server: "Server", fault: CallFault | None) -> None:
+    def _arrive(self, server: "Server", fault: CallFault | None, is_last: bool = False) -> None:
         net = network()
         if not server.process.is_alive:
             return
@@ -284,25 +328,31 @@ class Call(futures.Future[Any]):
         if fault is not None and fault.kind == SERVER_DIES_DURING:
             late_s = world().random.uniform(0.0, DURING_S)
             world().at(late_s, partial(net.kill, server.process, fault.loses_power))
-        server.tell_loop(partial(self._serve, server, fault))
+        if fault is not None and fault.kind == SLOW:
+            server.process.stalls.append(fault.seconds)
+        server.tell_loop(partial(self._serve, server, fault, is_last))
 
-    def _serve(self, server: "Server", fault: CallFault | None) -> None:
+    def _serve(self, server: "Server", fault: CallFault | None, is_last: bool) -> None:
         method = server.method(self._path)
         if method is None:
             self.fail(grpc.StatusCode.UNIMPLEMENTED, self._path)
             return
-        task = server.loop.create_task(self._carry_out(server, method, fault))
+        task = server.loop.create_task(self._carry_out(server, method, fault, is_last))
         self._tasks.append((server, task))
         if not self.client.is_alive:  # its message was late; its connection ends
             self._cancel_at_server()
 
-    async def _carry_out(self, server: "Server", method: Any, fault: CallFault | None) -> None:
+    async def _carry_out(
+        self, server: "Server", method: Any, fault: CallFault | None, is_last: bool
+    ) -> None:
         reply: Callable[[], None]
         context, began = Context(self), world().now
         try:
             answer = await method(self.request, context)
         except Aborted as error:
             reply = partial(self.fail, error.code, error.text, error.metadata)
+            if self.name == JOIN.name and error.code is REFUSED:
+                network().refuses(self.client)
         except asyncio.CancelledError:
             return
         except Exception as error:  # as gRPC does
@@ -313,11 +363,14 @@ class Call(futures.Future[Any]):
             reply = partial(self._answer, answer)
         net = network()
         kind = "" if fault is None else fault.kind
-        if fault is not None and kind == SERVER_DIES_AFTER:
+        if fault is not None and (kind == SERVER_DIES_AFTER or is_last):
             world().at(0.0, partial(net.kill, server.process, fault.loses_power))
             return
         if kind == CLIENT_DIES_AFTER:
             world().at(net.delay(), partial(net.kill, self.client, False))
+        if fault is not None and kind == CLIENT_REPLACED_AFTER:
+            late_s = 2 * world().random.uniform(0.0, DURING_S)
+            world().at(late_s, partial(net.replace, self.client, fault.seconds))
         if kind == LOST_REPLY:
             reply = partial(self.fail, UNAVAILABLE, "the reply was lost")
         if net.is_cut(self.client, server.process):

@@ -1,6 +1,6 @@
 """Faults of the past, put back: does the simulation find them, and how soon?
 
-    python -m tests.simulation.past [--seeds N] [NAME ...]
+    python -m tests.simulation.past [--seeds N] [--theme THEME] [NAME ...]
 
 A file of past_faults/ says in its first line what was wrong, and where it was mended, if it was found later
 than written; then which lines of which file become which. They are changed as the package is imported.
@@ -64,7 +64,11 @@ def install(name: str) -> None:
 
 
 def find(
-    name: str, num_seeds: int, num_processes: int = 1, undisturbed: Path | None = None
+    name: str,
+    num_seeds: int,
+    num_processes: int = 1,
+    undisturbed: Path | None = None,
+    theme: str | None = None,
 ) -> tuple[int | None, float, str]:
     """Returns the first seed that finds a fault, None: none; seconds of processors, and what was wrong."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -73,6 +77,7 @@ def find(
             *(sys.executable, "-m", "tests.simulation", f"--fault={name}", "--until-bad"),
             *(f"--seeds={num_seeds}", f"--processes={num_processes}"),
             *(() if undisturbed is None else (f"--undisturbed={undisturbed}",)),
+            *(() if theme is None else (f"--theme={theme}",)),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -94,6 +99,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="faults; all if none is named")
     parser.add_argument("--seeds", type=int, default=200, help="give up after so many")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--theme", help="with the seeds of one theme only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return _find_all(options, Path(folder) / "undisturbed")
@@ -105,7 +111,9 @@ def _find_all(options: argparse.Namespace, undisturbed: Path) -> int:
     num_found = 0
     names = options.names or all_names()
     for name in names:
-        seed, took_s, wrong = find(name, options.seeds, options.processes, undisturbed)
+        seed, took_s, wrong = find(
+            *(name, options.seeds, options.processes, undisturbed, options.theme)
+        )
         num_found += seed is not None
         at = "not found" if seed is None else f"seed {seed}"
         title = PastFault.read(name).title

@@ -45,14 +45,20 @@ from tests.simulation.cluster import (
 from tests.simulation.counters import COUNTERS as COUNTER_TABLE
 from tests.simulation.network import (
     CALL_FAULTS,
+    CLIENT_DIES_AFTER,
     CLIENT_DIES_BEFORE,
     CLIENT_REPLACED,
+    CLIENT_REPLACED_AFTER,
+    CUTS,
     DOUBLED,
     HAVE_SECONDS,
     LATE_REQUEST,
     LOST_REQUEST,
     OF_MESSAGES,
     OF_SERVERS,
+    SERVER_DIES_AFTER,
+    SERVER_DIES_BEFORE,
+    SLOW,
     CallFault,
 )
 from tests.simulation.world import World, entered
@@ -62,59 +68,100 @@ AnyFault = Fault | CallFault
 
 # How often a worker makes each call to a server, about.
 OF_ALL = {"Join": 2, "CreateTable": 1, "Renew": 10, "Snapshot": 4, "Save": 4, "Leave": 1}
+OF_STEPS = {
+    "PushPull": 20,
+    "PushGrad": 1,
+    "AllReduce": 3,
+    "Barrier": 1,
+    "PullDense": 2,
+    "WaitVersion": 5,
+}
 OF_MODES = {
-    "sync": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
-    "half_async": {"PushPull": 20, "PushGrad": 1, "AllReduce": 3, "PullDense": 2, "WaitVersion": 5},
-    "async": {"PushGrad": 12, "PullSparse": 12, "PullDense": 16, "AllReduce": 3},
+    "sync": OF_STEPS,
+    "half_async": OF_STEPS,
+    "async": {"PushGrad": 12, "PullSparse": 12, "PullDense": 16, "AllReduce": 3, "Barrier": 1},
     COUNTERS: {"PushGrad": 40, "PullSparse": 12, "Barrier": 3},
 }
 OF_MOVES = {"BeginMove": 1, "TakeMoved": 4, "PutMoved": 4, "HoldMove": 3, "GetJobState": 1}
 OF_MOVES |= {"PrepareMove": 1, "EndMove": 2, "GetMap": 3}
 MOVES_SHARE = 0.5
+ARRIVALS = ("AllReduce", "Barrier")
 NEVER_S = 1e6
+REPLACED = (CLIENT_REPLACED, CLIENT_REPLACED_AFTER)
 OF_DATA = {"sync": "PushPull", "half_async": "PushPull", "async": "PushGrad", COUNTERS: "PushGrad"}
+
+
+MIXED, SAVES, PLACES, MESSAGES, DISKS, BATCHES, OUTAGES = (
+    *("mixed", "saves", "places", "messages", "disks", "batches", "outages"),
+)
+THEMES = (MIXED, SAVES, PLACES, MESSAGES, MIXED, DISKS, BATCHES, SAVES, MIXED, PLACES, OUTAGES)
+"""What most of the faults of a seed are about, in turn: chance alone rarely brings what belongs together."""
+
+
+def theme_of(seed: int) -> str:
+    return THEMES[seed % len(THEMES)]
 
 
 def setup_of(seed: int) -> Setup:
     """Returns the cluster and the job of a seed."""
-    random = Random(f"setup {seed}")
+    random, theme = Random(f"setup {seed}"), theme_of(seed)
+    every = [("checkpoint.every_steps=1",), ("checkpoint.every_s=1.5",)]
     saves: tuple[str, ...] = random.choice(
-        ((), *[("checkpoint.every_steps=1",), ("checkpoint.every_s=1.5",)] * 2)
+        every[:1] + every if theme == SAVES else [(), *every * 2]
     )
-    deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if random.random() < 0.4 else ()
-    num_workers = random.choice((1, 2, 2, 3))
-    moves = Random(f"moves {seed}").random() < MOVES_SHARE
+    is_delta = random.random() < (0.6 if theme == SAVES else 0.3)
+    deltas = ("checkpoint.mode=delta", "checkpoint.full_every=3") if is_delta else ()
+    num_workers = random.choice((2, 2, 3) if theme in (PLACES, OUTAGES) else (1, 2, 2, 3))
+    modes = ("sync", "sync", "sync", COUNTERS, COUNTERS, COUNTERS, "half_async", "async")
+    if theme in (SAVES, PLACES):
+        modes = ("sync", "sync", "sync", COUNTERS, COUNTERS, "half_async")
+    elif theme == BATCHES:
+        modes = ("half_async", "async", "async")
+    moves = Random(f"moves {seed}").random() < MOVES_SHARE and theme != OUTAGES
     setup = Setup(
         num_spares=3 if moves else 0,
-        mode=random.choice(
-            ("sync", "sync", "sync", COUNTERS, COUNTERS, COUNTERS, "half_async", "async")
-        ),
+        mode=random.choice(modes),
         num_servers=random.choice((1, 2, 2, 3)),
         num_workers=num_workers,
-        log_sync=random.choice((LogSync.OS, LogSync.FSYNC)),
+        log_sync=random.choice((LogSync.OS, LogSync.FSYNC)) if theme != DISKS else LogSync.FSYNC,
         settings=(*saves, *deltas),
-        epochs=random.choice((1, 1, 2)) if num_workers == 2 else 1,
+        epochs=random.choice({PLACES: (2,), BATCHES: (1, 2)}.get(theme, (1, 1, 2)))
+        if num_workers == 2
+        else 1,
         in_threads=random.random() < 0.6,
         apply_s=random.choice((0.0, 0.005, 0.03)),
         pace_s=random.choice((0.02, 0.2, 1.0)),
         step_s=random.choice((STEP_S, STEP_S, (0.0, 0.3))),
+        late_s=random.choice((0.0, 8.0) if theme == PLACES else (0.0, 0.0, 8.0)),
+        threads=random.choice((1, 3)) if theme == BATCHES else 1,
+        has_log=theme != MESSAGES or random.random() < 0.5,
     )
-    if setup.mode in ("async", "half_async") and num_workers > 1 and random.random() < 0.7:
+    if theme == OUTAGES:  # everything takes long: longer than a server is waited for
+        replay_s = random.choice((0.0, 5.0 if setup.mode == COUNTERS else 10.0))
+        settings = () if replay_s else setup.settings  # all of the log is carried out again
+        return replace(
+            setup, wait_limit_s=400.0, replay_s=replay_s, epochs=1, late_s=0.0, settings=settings
+        )
+    if (
+        setup.mode in ("async", "half_async")
+        and num_workers > 1
+        and Random(f"queue {seed}").random() < 0.5
+    ):
         at_start = random.choice((1, num_workers - 1))
         return replace(setup, num_at_start=at_start, continues=random.random() < 0.5, epochs=2)
-    if random.random() < 0.07:  # everything takes long: longer than a server is waited for
-        replay_s = random.choice((0.0, 5.0))
-        return replace(setup, wait_limit_s=400.0, replay_s=replay_s, epochs=1)
     return setup
 
 
 def faults_of(seed: int, setup: Setup) -> list[AnyFault]:
     """Returns what happens to a seed's cluster; an undisturbed one takes 5 to 20 s."""
-    faults = _Faults(Random(f"faults {seed}"), setup)
-    if setup.wait_limit_s > 100.0:
+    theme = theme_of(seed)
+    faults = _Faults(Random(f"faults {seed}"), setup, theme)
+    if theme == OUTAGES:
         return faults.outages()
+    if theme == MESSAGES:
+        return faults.messages()
     return [
-        each for _ in range(faults.random.choice((0, 2, 4, 6, 9, 12))) for each in faults.some()
+        each for _ in range(faults.random.choice((1, 2, 4, 6, 9, 12))) for each in faults.some()
     ] + moves_of(seed, setup)
 
 
@@ -146,14 +193,33 @@ def moves_of(seed: int, setup: Setup) -> list[AnyFault]:
 class _Faults:
     """Makes the faults of a seed: single ones, and such as belong together."""
 
-    def __init__(self, random: Random, setup: Setup) -> None:
+    def __init__(self, random: Random, setup: Setup, theme: str) -> None:
         self.random, self._setup = random, setup
         self._servers = [f"server.{index}" for index in range(setup.num_servers)]
         first = 1 if setup.continues else 0
         self._workers = [f"worker.{index}" for index in range(first, setup.num_workers)]
         self._has_power = setup.log_sync is LogSync.FSYNC
-        is_short = setup.pace_s < 1.0 if setup.mode == COUNTERS else setup.step_s != STEP_S
-        self._length_s = 6.0 if is_short else 20.0
+        self._is_apart = False
+        self._length_s = 20.0 if setup.step_s == STEP_S else 6.0
+        if setup.mode == COUNTERS:
+            self._length_s = 2.0 + 18.0 * setup.pace_s
+        # About how many checkpoints are saved.
+        self._num_saves = 12 if "checkpoint.every_steps=1" in setup.settings else 6
+        if setup.mode != COUNTERS and not any(
+            each.startswith("checkpoint.every") for each in setup.settings
+        ):
+            self._num_saves = 1
+        general = [self._single, self._call, self._call, self._call, self._save, self._step]
+        general += [self._push, self._push, self._return, self._of_disk, self._wipe, self._slow]
+        if setup.mode != "async":
+            general += [self._end, self._end]
+        kinds = {
+            SAVES: [self._save, self._save, self._long_save, self._long_save],
+            PLACES: [self._at_barrier, self._at_barrier, self._return, self._slow, self._apart],
+            DISKS: [self._of_disk],
+            BATCHES: [self._gap, self._gap, self._step, self._at_barrier],
+        }
+        self._kinds = general, kinds.get(theme, general)
         # Half of the faults meet the same two processes: some mistakes show only where several come together.
         self._focus, *self._victims = self._anywhere()
 
@@ -171,11 +237,7 @@ class _Faults:
     def some(self) -> Sequence[AnyFault]:
         if self._setup.continues:  # not to worker 0, which the others need
             return self.random.choice((self._single, self._push, self._leave))()
-        kinds = (self._single, self._call, self._call, self._call, self._save, self._step)
-        kinds += (self._push, self._push, self._return, self._of_disk, self._wipe)
-        if self._setup.mode != "async":
-            kinds += (self._end, self._end)
-        return self.random.choice(kinds)()
+        return self.random.choice(self._kinds[self.random.random() < 0.6])()
 
     def _single(self) -> Sequence[AnyFault]:
         random, (at, server, worker) = self.random, self._place()
@@ -194,7 +256,9 @@ class _Faults:
     def _fault(self, kind: str, worker: str, server: str, call: str, number: int) -> CallFault:
         random = self.random
         seconds = random.choice((0.0, 0.03, 1.0, 6.0)) * random.uniform(0.5, 1.5)
-        if kind == CLIENT_REPLACED:
+        if kind == SLOW:
+            seconds = random.choice((0.3, 2.0, 6.0)) * random.uniform(0.5, 1.5)
+        elif kind in REPLACED:
             seconds = random.uniform(4.0, 12.0)
         elif kind == CLIENT_DIES_BEFORE and random.random() < 0.3:
             seconds = NEVER_S
@@ -214,14 +278,15 @@ class _Faults:
 
     def _save(self) -> Sequence[AnyFault]:
         """Several of the calls that save one checkpoint, or two."""
-        random, first = self.random, self.random.randrange(12)
+        random, first = self.random, self.random.randrange(self._num_saves)
         places = [
             (server, call, number)
             for server in self._servers
             for call in ("Snapshot", "Save")
             for number in (first, first + 1)
         ]
-        kinds = (*OF_MESSAGES, *OF_SERVERS, DOUBLED, LATE_REQUEST, CLIENT_REPLACED)
+        kinds = (*OF_MESSAGES, *OF_SERVERS, DOUBLED, LATE_REQUEST, *REPLACED)
+        kinds += (CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER)
         return [
             self._fault(random.choice(kinds), "worker.0", *place)
             for place in random.sample(places, min(random.choice((1, 2, 3)), len(places)))
@@ -270,15 +335,100 @@ class _Faults:
         """A worker is silent for longer than its lease, and comes back; another asks for its place then."""
         random, (at, _, worker) = self.random, self._place()
         silent_s = random.uniform(4.0, 9.0)
-        later = at + silent_s + random.uniform(3.0, 6.0)
+        later = at + silent_s + random.uniform(1.0, 6.0)
         dies = [
             Fault(KILL, later + random.choice((random.uniform(-0.8, 0.0), 1.5)), each)
             for each in self._servers
         ]
+        stutter = Fault(PAUSE, later - random.uniform(0.0, 1.0), worker, seconds=2.5)
         return [
             Fault(PAUSE, at, worker, seconds=silent_s),
+            *random.choice(([], [stutter])),
             Fault(TWIN, later, worker),
-            *random.choice(([], dies[:1], dies)),
+            *random.choice(([], dies[:1], dies, dies)),
+        ]
+
+    def _apart(self) -> Sequence[AnyFault]:
+        """A link is cut for long, but once, as a second process of a worker asks for its place."""
+        at, server, worker = self._place()
+        if self._is_apart:
+            return self._return()
+        self._is_apart = True
+        number = self.random.randint(2, 5)
+        return [
+            Fault(TWIN, at, worker),
+            CallFault(CUTS, worker, server, "Join", number, 20.0),
+        ]
+
+    def _at_barrier(self) -> Sequence[AnyFault]:
+        """A worker dies while it waits at a barrier, or as it leaves it."""
+        random, (_, server, worker) = self.random, self._place()
+        call = random.choice([each for each in OF_MODES[self._setup.mode] if each in ARRIVALS])
+        number = random.randrange(OF_MODES[self._setup.mode][call])
+        if call == "AllReduce" or self._setup.mode != COUNTERS:
+            server = self._servers[0]
+        kind = random.choice((CLIENT_DIES_BEFORE, CLIENT_DIES_BEFORE, CLIENT_DIES_AFTER))
+        return [CallFault(kind, worker, server, call, number)]
+
+    def _slow(self) -> Sequence[AnyFault]:
+        """A server takes long for a push; meanwhile its client is silent, or the server dies soon after."""
+        random, (_, server, worker) = self.random, self._place()
+        call = OF_DATA[self._setup.mode]
+        number = random.randrange(OF_MODES[self._setup.mode][call])
+        seconds = round(random.choice((0.3, 2.0, 5.0)) * random.uniform(0.7, 1.1), 3)
+        meanwhile = random.choice((CLIENT_DIES_BEFORE, CLIENT_REPLACED, *OF_SERVERS))
+        anybody = random.choice((worker, random.choice(self._workers)))
+        later = number + random.choice((2, 3, 5, 8, 12, 20))
+        return [
+            CallFault(SLOW, worker, server, call, number, seconds),
+            self._fault(meanwhile, worker, server, call, number + 1),
+            self._fault(random.choice(OF_SERVERS), anybody, server, call, later),
+        ]
+
+    def _long_save(self) -> Sequence[AnyFault]:
+        """A snapshot is late; others go on meanwhile, or die. Its server dies before the next one."""
+        random, (_, server, worker) = self.random, self._place()
+        number, call = random.randrange(self._num_saves), OF_DATA[self._setup.mode]
+        late = round(random.choice((0.3, 2.0, 9.0, 9.0)) * random.uniform(0.6, 1.0), 3)
+        dies = random.choice((SERVER_DIES_BEFORE, SERVER_DIES_BEFORE, SERVER_DIES_AFTER))
+        place = "worker.0", server
+        before = [
+            CallFault(random.choice((LATE_REQUEST, DOUBLED)), *place, "Snapshot", number, late),
+            self._fault(random.choice((LATE_REQUEST, *REPLACED)), *place, "Save", number),
+        ]
+        other = self._fault(
+            random.choice((CLIENT_DIES_BEFORE, CLIENT_REPLACED, SLOW)),
+            *(worker, server, call, number + random.choice((0, 1, 1, 1, 2))),
+        )
+        return [
+            *before[: random.choice((1, 2))],
+            *([other] if worker != "worker.0" else []),
+            self._fault(dies, *place, "Snapshot", number + 1),
+        ]
+
+    def _gap(self) -> Sequence[AnyFault]:
+        """A push comes late or not, those after it do, and their worker dies."""
+        random, (_, server, worker) = self.random, self._place()
+        call = OF_DATA[self._setup.mode]
+        number = random.randrange(OF_MODES[self._setup.mode][call])
+        late = random.choice((LOST_REQUEST, LATE_REQUEST))
+        dies = random.choice((CLIENT_DIES_AFTER, CLIENT_DIES_AFTER, CLIENT_REPLACED))
+        return [
+            CallFault(late, worker, server, call, number, round(random.uniform(1.0, 6.0), 3)),
+            self._fault(dies, worker, server, call, number + random.choice((1, 1, 2))),
+        ]
+
+    def messages(self) -> Sequence[AnyFault]:
+        """Many messages are lost, late or doubled, while every process lives."""
+        random = self.random
+        calls = {**OF_MODES[self._setup.mode], **OF_ALL}
+        return [
+            self._fault(random.choice(OF_MESSAGES), worker, server, call, number)
+            for worker in self._workers
+            for server in self._servers
+            for call, most in calls.items()
+            for number in range(most)
+            if random.random() < 0.12
         ]
 
     def _leave(self) -> Sequence[AnyFault]:
@@ -291,9 +441,9 @@ class _Faults:
         """One of a server's syncs fails, or the power in it; soon after that the power, or the process."""
         random, (at, server, _) = self.random, self._place()
         number = random.randint(2, 30)
-        if self._has_power and random.random() < 0.4:
+        if self._has_power and random.random() < 0.5:
             later = float(random.choice((0, 1, 1, 2)))
-            return [Fault(TORN, random.randint(1, 8), server, NAMES, later)]
+            return [Fault(TORN, random.randint(1, 6), server, NAMES, later)]
         if not self._has_power:
             return [Fault(DISK, random.randint(2, 12), server)]
         return [
@@ -307,17 +457,20 @@ class _Faults:
         ]
 
     def _wipe(self) -> Sequence[AnyFault]:
-        """A server comes back without its log, while no worker lives that would know it."""
-        if self._setup.mode != "sync":
+        """A server comes back without its log, while no worker lives that would know it.
+
+        It is one of several, and always the same: with all of them a job begins anew.
+        """
+        if len(self._servers) == 1:
             return self._single()
-        at, server, _ = self._place()
+        at, server = self._place()[0], self._victims[0]
         return [Fault(WIPE, at, server), *(Fault(KILL, at + 0.01, each) for each in self._workers)]
 
     def outages(self) -> Sequence[AnyFault]:
         """All wait for one worker for minutes, and a server dies at the beginning and towards the end."""
         random, (at, server, worker) = self.random, self._place()
         if self._setup.replay_s:  # one that dies again and again in its recovery is not waited for
-            return [Fault(KILL, at, server)]
+            return [Fault(KILL, self._length_s * random.uniform(0.6, 1.0), server)]
         return [
             Fault(PAUSE, at, worker, seconds=150.0),
             Fault(KILL, at + random.uniform(2.0, 4.0), server),
@@ -389,6 +542,7 @@ class Simulator:
             setup.mode,
             setup.epochs,
             setup.wait_limit_s,
+            setup.threads,
             setup.settings,
             is_queue,
             setup.continues,
@@ -421,7 +575,7 @@ class Simulator:
         """Makes what runs of these setups need, so that forks have it."""
         for setup in setups:
             self.plan(setup)
-            if setup.mode == "sync":
+            if setup.mode != COUNTERS:
                 self.undisturbed(setup.num_workers, setup.epochs)
 
     def start(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> "Running":

@@ -59,10 +59,11 @@ class Process:
     def __init__(self, home: "World", name: str, number: int, host: str) -> None:
         self.name = name
         self.number = number  # of its start, from 1, over all processes
+        self.pid = 2**22 + number  # of no process of the system
         self.host = host
         self.is_alive = True
-        self.is_paused = False
-        self.exit: str = ""  # how it ended by itself
+        self.is_paused = self.was_paused = False
+        self.stalls: list[float] = []  # seconds by which its next work is slow
         self.when_killed: list[Callable[[], None]] = []
         self.descriptors: list[int] = []  # of locks, which the system gives back at its end
         self._world = home
@@ -92,7 +93,7 @@ class Process:
         return thread
 
     def pause(self) -> None:
-        self.is_paused = True
+        self.is_paused = self.was_paused = True
 
     def resume(self) -> None:
         self.is_paused = False
@@ -614,7 +615,7 @@ def _getpid() -> int:
     home = _now[0]
     if home is None or home.current is None:
         return int(_real.getpid())
-    return 2**22 + home.current.process.number  # of no process of the system
+    return home.current.process.pid
 
 
 def install() -> None:
