@@ -214,6 +214,8 @@ def _second_job(server: _Server) -> None:
             "Advance", requests.Advance(member=member, clock=clock, at_least=1, after_barrier=2)
         )
     server.call("Shrink", requests.Shrink(member=FIRST, number=1)).result()
+    take = requests.TakeFile(member=FIRST, pass_number=1, num_files=2, received=0)
+    server.call("TakeFile", take).result()
     _move(server)
 
 

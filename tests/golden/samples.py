@@ -49,6 +49,7 @@ from ctr_ps.protos.store import (
     StreamOffer,
     Stretch,
     TableStatus,
+    TakenFile,
     WorkerLoss,
     WorkerProgress,
 )
@@ -354,6 +355,10 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
     "GetStatus": (
         None,
         ServerStatus(STATUS, 1, 2, StreamOffer(port=40_000, key=2**64 - 7), format=1),
+    ),
+    "TakeFile": (
+        requests.TakeFile(member=MEMBER, pass_number=2, num_files=9, received=4, waits=True),
+        TakenFile(file=7, was_taken=True, is_over=True),
     ),
     "GetMap": (
         None,

@@ -22,7 +22,7 @@ def shard_of(key: int, num_shards: int) -> int:
 
 
 def server_of(key: int, num_shards: int, num_servers: int) -> int:
-    return shard_of(key, num_shards) % num_servers
+    return shard_of(key, num_shards) % 1024 % num_servers
 
 
 def server_of_element(element: int, length: int, num_servers: int) -> int:

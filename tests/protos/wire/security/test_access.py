@@ -104,8 +104,11 @@ def test_calls_that_change_nothing_are_for_readers_and_those_on_files_for_admins
         access: {name for name, c in CALLS.items() if c.access is access} for access in Access
     }
 
-    assert by_access[Access.READER] == {"GetDigest", "GetStatus", "PullDense", "PullSparse"}
+    assert by_access[Access.READER] == {
+        *("GetDigest", "GetMap", "GetStatus", "PullDense", "PullSparse"),
+    }
     assert by_access[Access.ADMIN] == {
+        *("BeginMove", "GetJobState", "HoldMove", "PrepareMove", "PutMoved", "TakeMoved"),
         "CheckFolder",
         "Load",
         "Resume",
