@@ -69,6 +69,10 @@ def command(
     ] = None,
     server_num: Annotated[int, typer.Option(min=1, help="Number of server processes.")] = 1,
     worker_num: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    spare_num: Annotated[
+        int,
+        typer.Option(min=0, help="Jobs: number of servers more, which wait for `ps-cluster add`."),
+    ] = 0,
     heter_num: Annotated[
         int,
         typer.Option(
@@ -145,6 +149,7 @@ def command(
             "--dry-run": is_dry,
             "--server-command": server_command,
             "--worker-command": worker_command,
+            "--spare-num": spare_num,
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
         checkpoints, is_resumed, has_metrics, rule = "", False, False, None
@@ -180,6 +185,7 @@ def command(
     launch = Launch(
         commands=commands,
         num_servers=server_num,
+        num_spares=spare_num,
         num_workers=worker_num,
         num_heter=heter_num,
         heter_device=heter_device,

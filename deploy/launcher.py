@@ -56,6 +56,7 @@ class Launch:
     num_workers: int
     log_dir: Path
     num_heter: int = 0
+    num_spares: int = 0  # servers more, which wait to be added
     heter_device: str = "cpu"  # of the heter trainers, "cpu" or "gpu"
     policy: Policy = field(default_factory=Policy)  # what is restarted, and how long to wait
     # whether processes can take the places of lost ones, so that a run can go on from the update
@@ -116,6 +117,7 @@ class _Launcher:
         self._specs: dict[str, ProcessSpec] = {}
         self._goes_on: bool | None = None  # from update logs of an earlier run; None: not known yet
         self._server_names = [f"pserver.{index}" for index in range(launch.num_servers)]
+        self._spare_names = [f"spare.{index}" for index in range(launch.num_spares)]
         self._supervisor = Supervisor(
             self._server_names,
             [
@@ -123,6 +125,7 @@ class _Launcher:
                 *(f"heter.{index}" for index in range(launch.num_heter)),
             ],
             launch.policy,
+            self._spare_names,
         )
         self._resumption = (
             Resumption(
@@ -191,13 +194,18 @@ class _Launcher:
         launch = self._launch
         self._prepare_update_logs()
         bound = self._engine.endpoints(
-            self._server_names + [f"heter.{index}" for index in range(launch.num_heter)]
+            self._server_names
+            + self._spare_names
+            + [f"heter.{index}" for index in range(launch.num_heter)]
         )
-        endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
+        endpoints, others = bound[: launch.num_servers], bound[launch.num_servers :]
+        spare, heter = others[: launch.num_spares], others[launch.num_spares :]
         plan = Plan(endpoints, launch.num_workers, heter)
         servers = plan.servers(launch.commands.server)
+        spares = plan.spares(launch.commands.server, spare)
         if launch.update_logs:
             servers = with_update_logs(servers, launch.update_logs)
+            spares = with_update_logs(spares, launch.update_logs, "spare")
         workers = plan.workers((*launch.commands.worker, *options))
         # Heter trainers share the machine of all others: with threads for all cores one trained 5,300
         # examples/s beside two workers and two servers on two busy cores, with one thread 19,200.
@@ -206,11 +214,12 @@ class _Launcher:
             replace(spec, variables=threads)
             for spec in plan.heter_trainers(launch.commands.heter, launch.heter_device)
         ]
-        self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
+        self._specs = {spec.name: spec for spec in (*servers, *spares, *trainers, *workers)}
         log.info(
-            "servers %s, workers: %d%s, logs in %s",
+            "servers %s, workers: %d%s%s, logs in %s",
             ",".join(endpoints),
             len(workers),
+            f", spares {','.join(spare)}" if spare else "",
             f", heter trainers {','.join(heter)}" if heter else "",
             launch.log_dir,
         )
@@ -265,7 +274,8 @@ class _Launcher:
 
     def _update_logs_in(self, folder: Path) -> set[str]:
         found = self._engine.find(self._server_names, folder, "*/segment-*.log")
-        return {Path(each).parts[0] for each in found}
+        folders = {Path(each).parts[0] for each in found}
+        return {each for each in folders if not each.startswith("spare")}
 
     def _can_go_on_from(self, found: set[str]) -> bool:
         servers = {f"server-{index}" for index in range(self._launch.num_servers)}

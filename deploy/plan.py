@@ -154,6 +154,14 @@ class Plan:
         """Returns the servers."""
         return _processes("pserver", command, self._role("PSERVER"), map(_own, self.endpoints))
 
+    def spares(self, command: Sequence[str], endpoints: Sequence[str]) -> list[ProcessSpec]:
+        """Returns servers at other endpoints, which wait to be added."""
+        if not endpoints:
+            return []
+        return _processes(
+            "spare", (*command, "--spare"), self._role("PSERVER"), map(_own, endpoints)
+        )
+
     def workers(self, command: Sequence[str]) -> list[ProcessSpec]:
         """Returns the workers."""
         role = self._role("TRAINER") | ({STAGE: "1"} if self.heter_endpoints else {})
@@ -190,10 +198,12 @@ def _own(endpoint: str) -> dict[str, str]:
     return {HOST: host, PORT: port}
 
 
-def with_update_logs(servers: Sequence[ProcessSpec], folder: Path) -> list[ProcessSpec]:
+def with_update_logs(
+    servers: Sequence[ProcessSpec], folder: Path, kind: str = "server"
+) -> list[ProcessSpec]:
     """Returns the servers, each with a folder of its own in `folder` for its update log."""
     return [
-        replace(spec, command=(*spec.command, "--update-log", str(folder / f"server-{index}")))
+        replace(spec, command=(*spec.command, "--update-log", str(folder / f"{kind}-{index}")))
         for index, spec in enumerate(servers)
     ]
 

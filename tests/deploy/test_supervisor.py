@@ -39,6 +39,16 @@ def test_a_run_ends_when_all_have_exited(order: list[str]) -> None:
     assert exits(supervisor(), *order) == End(0)
 
 
+def test_a_spare_is_started_again_and_waited_for_by_nobody() -> None:
+    rules = Supervisor(SERVERS, WORKERS, Policy(max_restarts=1, durability="log"), ["spare.0"])
+
+    restart = rules.handle(Exited("spare.0", KILLED), 0.0)
+
+    assert isinstance(restart, Restart)
+    assert restart.name == "spare.0"
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
 def test_servers_that_do_not_exit_end_the_run_at_their_limit() -> None:
     rules = supervisor(server_exit_seconds=30.0)
     assert rules.next_time() == math.inf

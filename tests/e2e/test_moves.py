@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_recovery import LIMIT_S, figures, saving
-from tests.support.commands import generated
+from tests.support.commands import COMMANDS, clean_environment, generated, run
 from tests.support.running_job import RunningJob, training
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -119,3 +120,39 @@ def _map_of(job: RunningJob, before: dict[int, str]) -> dict[int, str]:
     names = dict(zip(job.endpoints, job.servers, strict=True))
     found = re.findall(r"^server (\d+)  (\S+)", output, re.MULTILINE)
     return {int(index): names[endpoint] for index, endpoint in found}
+
+
+def test_a_spare_of_the_launcher_is_added(data: Path, tmp_path: Path) -> None:
+    environment = {**clean_environment(), "CTR_PS_TOKEN": "a-token-of-this-test"}
+    job, log = training(settings(data, tmp_path))[2:], tmp_path / "log"
+    options = ["--server-num=1", "--worker-num=2", "--spare-num=1", f"--log-dir={log}"]
+    options += ["--durability=log", "--max-restarts=1"]
+    with (tmp_path / "err").open("wb") as error:
+        launch = subprocess.Popen(
+            [str(COMMANDS / "ps-launch"), *options, *map(str, job)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=error,
+        )
+    try:
+        found: list[re.Match[str]] = []
+
+        def trains() -> bool:
+            said = re.search(
+                r"servers (\S+), workers: 2, spares (\S+),", (tmp_path / "err").read_text()
+            )
+            worker = log / "trainer.0.log"
+            if said is None or not worker.exists() or " step=" not in worker.read_text():
+                return False
+            found.append(said)
+            return True
+
+        wait_until(trains, LIMIT_S)
+        server, spare = found[0].groups()
+        done = run("ps-cluster", server, "add", spare, environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert launch.wait(LIMIT_S) == 0, (tmp_path / "err").read_text()[-3000:]
+        assert "worker 0 left" in (log / "spare.0.log").read_text()
+    finally:
+        launch.kill()
+        launch.wait()
