@@ -570,6 +570,11 @@ class Parameters:
             tables = list(self._tables.values())
         for table in tables:
             table.place(shard_map, server_index)
+
+    def drop_others(self) -> None:
+        """Frees the memory of rows that have moved away, or were put here and do not stay."""
+        with self._lock:
+            tables = list(self._tables.values())
         for table in tables:
             table.drop_others()
 

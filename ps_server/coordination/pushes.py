@@ -265,6 +265,11 @@ class PushIntake:
 
     # A move of shards
 
+    @property
+    def in_steps(self) -> bool:
+        """Whether the last push was a part of a step."""
+        return self._steps.in_steps
+
     def seen(self) -> Cut:
         """Returns the steps that have begun, and the pushes on arrival that have come."""
         with self._calls.lock:

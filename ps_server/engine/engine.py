@@ -99,6 +99,7 @@ class Engine:
         self.shard_map = ShardMap.of(settings.num_servers)
         # a move is under way: what a segment that began now would need is in the one before
         self.moves_shards = False
+        self.last_move = ""  # token of the move that has led to the map; empty: none
         # workers of a job, and its heter trainers
         self.members = Members(settings.num_workers, settings.num_heter, settings.num_at_start)
         self.parameters = Parameters(
@@ -175,6 +176,7 @@ class Engine:
         return EngineState(
             owner=self.owner,
             shard_map=self.shard_map,
+            last_move=self.last_move,
             jobs_before=self.jobs_before,
             job=self.job.state(),
             waiting=self.job.waiting(),

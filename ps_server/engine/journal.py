@@ -43,6 +43,7 @@ class EngineState:
 
     owner: Owner
     shard_map: ShardMap
+    last_move: str  # token of the move that has led to it; empty: none
     jobs_before: int  # jobs that it had served
     job: JobState
     waiting: Sequence[Waiting]  # part of the job; waits for others, or is to be taken by them

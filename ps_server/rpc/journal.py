@@ -68,6 +68,7 @@ class ServerState:
     written_by: str  # version of the package that began the segment
     format: int = 0  # of what it wrote, from 1 on
     shard_map: ShardMap | None = None  # None: the first one
+    last_move: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,7 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
         completed=completed,
         written_by=own_version(),
         shard_map=None if state.shard_map.epoch == FIRST_EPOCH else state.shard_map,
+        last_move=state.last_move,
         format=FORMAT,
     )
     return [

@@ -83,7 +83,7 @@ class Moves:
         self._working = threading.Lock()  # one call of a driver at a time; taken before `_lock`
         self._lock = threading.Lock()  # held for decisions only
         self._move: _Move | None = None
-        self._last_token = ""  # of the move that has led to the present map
+        self._dropping: threading.Thread | None = None  # what has moved away
         self._entering = 0  # calls that change the server, and are being carried out
         self._waiting: list[WaitingFuture[None]] = []
         self._when_empty: list[Callable[[], None]] = []
@@ -169,7 +169,7 @@ class Moves:
             num_members=engine.members.total,
             move="" if move is None else move.token,
             is_prepared=move is not None and move.prepared is not None and not self._decides,
-            last_move=self._last_token,
+            last_move=engine.last_move,
             tables=tables,
             blocks=[spec for spec, _ in blocks],
             rows=engine.parameters.rows_by_place().tolist(),
@@ -187,7 +187,7 @@ class Moves:
                 return
             if self._move is not None:
                 raise ProtocolError(f"move {self._move.token} is under way")
-            if request.token == self._last_token:
+            if request.token == self._engine.last_move:
                 raise ProtocolError(f"move {request.token} has ended")
             engine = self._engine
             engine.job.require_no_failure()
@@ -198,6 +198,8 @@ class Moves:
                     f"{engine.owner.server_index} is of epoch {engine.shard_map.epoch}"
                 )
             request.shard_map.require_valid()
+            if self._dropping is not None:
+                self._dropping.join()
             engine.parameters.begin_move(request.shard_map)
             engine.moves_shards = True
             self._move = _Move(request.token, request.shard_map, is_live)
@@ -302,7 +304,7 @@ class Moves:
     def end_move(self, request: requests.EndMove) -> None:
         """The move ends, by the new map or the old one."""
         with self._working:
-            if request.token == self._last_token:
+            if request.token == self._engine.last_move:
                 if not request.is_committed:
                     raise ProtocolError(f"move {request.token} has ended by the new map")
                 return
@@ -315,15 +317,21 @@ class Moves:
                 if move.prepared is None:
                     raise ProtocolError(f"move {request.token} is not prepared")
                 self._commit(move, move.prepared)
-                self._last_token = move.token
+                self._engine.last_move = move.token
             else:
                 self._engine.parameters.place(
                     self._engine.shard_map, self._engine.owner.server_index
                 )
             with self._lock:
                 self._move, self._engine.moves_shards = None, False
+                move.disturbed_by = "a move that was ended"
             move.held.close()
+            # Later: calls wait for the end of the move.
+            drops = threading.Thread(target=self._engine.parameters.drop_others, name="drops")
+            self._dropping = drops
+            drops.start()
         self._release()
+        self._engine.job.pushes.look_again()
         logger.info(
             "move ended token=%s committed=%s epoch=%d",
             request.token,
@@ -360,7 +368,9 @@ class Moves:
             if (move := self._move) is None:
                 return None
             move.silent_s += seconds
-            move.held_s += seconds if move.phase is not None else 0.0
+            # While parts of a step are awaited, nobody waits for the move.
+            is_held = move.phase is Phase.CLOSE or not self._engine.job.pushes.in_steps
+            move.held_s += seconds if move.phase is not None and is_held else 0.0
             is_bound = move.prepared is not None and not self._decides
             if is_bound or (move.silent_s < SILENT_S and move.held_s < HELD_S):
                 return None

@@ -128,6 +128,7 @@ def recover(
     if state.shard_map is not None or state.owner.server_index == NO_SERVER:
         # It was moved to another place than it was started for, or is not added yet.
         engine.place(state.shard_map or ONE_SERVER, state.owner.server_index)
+        engine.last_move = state.last_move
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
             replay_record(record, engine, replay)
