@@ -9,6 +9,8 @@ import pytest
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import JobError
 from ctr_ps.protos.store import SaveRequest, Store
+from ctr_ps.protos.wire.calls import BARRIER
+from ctr_ps.protos.wire.requests import Barrier
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import override_job
@@ -135,6 +137,25 @@ def test_process_in_worker_0s_place_reads_no_rows_once_all_have_started() -> Non
         store = servers.client(joins=False)
         with worker_run(store, small_model(), waiting, is_in_process=False) as run:
             run.start(rows())
+            assert bias_of(store) == [0.0, pytest.approx(log_odds())]
+            run.leave()
+
+
+def test_process_in_worker_0s_place_tells_the_rate_that_the_first_server_has_not() -> None:
+    """The lost one came to the start at the second server, which let it pass, and not at the first."""
+    waiting = job("async", "cluster.on_worker_loss=wait")
+    with cluster(num_servers=2, num_workers=1) as servers:
+        store = servers.client(joins=False)
+        with worker_run(store, small_model(), waiting, is_in_process=False) as lost:
+            member = lost._membership.member
+            arrival = Barrier(name="start", member=member, step=0, number=1)
+            store._transport.call(1, BARRIER, arrival).result()
+            lost.end_early()
+
+        store = servers.client(joins=False)
+        with worker_run(store, small_model(), waiting, is_in_process=False) as run:
+            assert run.is_repeating
+            run.start(RARE[0])
             assert bias_of(store) == [0.0, pytest.approx(log_odds())]
             run.leave()
 
