@@ -233,8 +233,8 @@ class Run(AbstractContextManager["Run"]):
         told = np.full(num_rates(self._model) + 1, _NOTHING[ReduceOp.MAX])
         if self._is_declared:
             told[-1] = 1.0
-        # Else it is told what the lost process was. Until a model is there, only other servers than the first,
-        # which alone has the rates, may have let that one pass.
+        # Else it is told what the lost process was. Until a model is there, perhaps only servers other than
+        # the first, which alone has the rates, have let that one pass.
         elif self.is_first and not (self.is_repeating and self.store.status().tables):
             told[:-1] = rates_of(head, self._tasks) or _NOTHING[ReduceOp.MAX]
         reduced = self.store.all_reduce("start", self.worker, told, ReduceOp.MAX, step=0).result()
