@@ -93,8 +93,8 @@ class RunningJob:
         is_server = kind == "server"
         role = environment_at(self._listed, 0, self._job_size)
         if is_server:
-            role["PADDLE_PORT"] = self.endpoints[int(index)].rpartition(":")[2]
-        if not is_server:
+            role["POD_IP"], _, role["PADDLE_PORT"] = self.endpoints[int(index)].rpartition(":")
+        else:
             role |= {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": index}
         log = [f"--update-log={self.update_log(name)}"] if self._update_logs else []
         server_command = [COMMANDS / "ps-server", "--spare", *log, *self._server_options]
