@@ -191,6 +191,10 @@ class Moves:
                 raise ProtocolError(f"move {request.token} has ended")
             engine = self._engine
             engine.job.require_no_failure()
+            if engine.members.num_at_start is not None:
+                raise ProtocolError(
+                    "shards of a job whose workers come and go (PADDLE_TRAINERS_NUM=2:4) cannot move yet"
+                )
             is_spare = engine.owner.server_index == NO_SERVER
             if not is_spare and request.shard_map.epoch != engine.shard_map.epoch + 1:
                 raise ProtocolError(

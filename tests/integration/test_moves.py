@@ -1,12 +1,14 @@
 """Shards move between servers that serve: nothing is lost, doubled or refused, and clients follow."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.errors import CtrPsError, ProtocolError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     InitializerSpec,
@@ -15,6 +17,10 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Missing
+from ctr_ps.protos.wire.calls import BEGIN_MOVE
+from ctr_ps.protos.wire.requests import BeginMove
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
@@ -183,6 +189,14 @@ def test_a_move_that_fails_leaves_the_map_and_the_rows():
         add(transport, spare)
         assert len(transport.shard_map.servers) == 3
         client.push_grad(gradients(random), push_id(sequence=2)).result()
+
+
+def test_shards_of_a_job_whose_workers_come_and_go_do_not_move():
+    handlers = Handlers(ParameterStore(num_workers=2, num_at_start=1).engine)
+    next_map = replace(ShardMap.of(2, ("a:1", "b:1")), epoch=2)
+    with pytest.raises(ProtocolError, match="cannot move yet"):
+        handlers.start(BEGIN_MOVE, BeginMove(token="t", shard_map=next_map))
+    assert not handlers.moves.get_map().move
 
 
 def test_server_0_cannot_be_drained():

@@ -95,7 +95,7 @@ def faults_of_end(
             version, digest = each.manifest.version, each.digest_of_files()
             if digest != expected.by_version.get(version):
                 wrong.append(f"checkpoint {each.name} of version {version} is of no such moment")
-    if expected is not None:
+    if expected is not None and setup.num_at_start is None:  # else who trains what is not known
         wrong += _faults_of_passes(saved, expected, setup.epochs)
     summary = outcome.summaries.get("worker.0")
     if outcome.code or summary is None:

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from ctr_ps.protos.wire.calls import JOIN, LEAVE, RENEW
+from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from tests.simulation.world import Loop, Process, Thread, World, world
 
@@ -53,6 +54,7 @@ HAVE_SECONDS = (
 )
 DURING_S = 0.04
 REFUSED_ENDS_S = 12.0  # a process that one server refuses at the start does not wait for others
+OF_MOVES = ("WrongServerError", "MovingError")
 OF_MEMBERS = {"PushPull", "PushGrad", "AllReduce", "Barrier", "Renew"}  # of who has the place
 
 
@@ -351,7 +353,8 @@ class Call(futures.Future[Any]):
             answer = await method(self.request, context)
         except Aborted as error:
             reply = partial(self.fail, error.code, error.text, error.metadata)
-            if self.name == JOIN.name and error.code is REFUSED:
+            of_a_move = dict(error.metadata or ()).get(METADATA_KEY) in OF_MOVES
+            if self.name == JOIN.name and error.code is REFUSED and not of_a_move:
                 network().refuses(self.client)
         except asyncio.CancelledError:
             return
