@@ -66,14 +66,16 @@ class Servers:
                 raise TransportError(f"{self.endpoints[server]} refused")
             self.now = max(self.now, self._up_at[server])
             return self.says(server, call)
-            return ServerStatus(STATUS, *self._identities[server], format=self._format)
 
         return Answer(answer)
 
     def says(self, server: int, call: Call[None, Any]) -> ServerStatus | MapState:
         if call is GET_STATUS:
             return ServerStatus(
-                STATUS, *self._identities[server], shard_map_epoch=self.newest.epoch
+                STATUS,
+                *self._identities[server],
+                shard_map_epoch=self.newest.epoch,
+                format=self._format,
             )
         assert call is GET_MAP
         return MapState(shard_map=self.newest, **UNMOVED)
