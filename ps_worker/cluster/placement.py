@@ -19,7 +19,7 @@ from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_worker.cluster.routing import Routing
-from ctr_ps.ps_worker.cluster.transport import Transport, call_all
+from ctr_ps.ps_worker.cluster.transport import Transport
 
 T = TypeVar("T")
 
@@ -106,21 +106,23 @@ def settle(transport: Transport) -> ShardMap:
     Those that wait for the end of a move which it knows are told. A server that is away is left out: it asks
     when it is back, as its callers do.
     """
-    servers = transport.shard_map.servers
-    asked = call_all(transport, calls.GET_MAP, None)
-    first = asked[0].result()
+    _, *others = transport.shard_map.servers
+    asked = [(server, transport.call(server, calls.GET_MAP, None)) for server in others]
+    states = {}
+    for server, answer in asked:
+        with suppress(CtrPsError):
+            states[server] = answer.result()
+    # After the others: a move of theirs that it does not know by now was never committed.
+    first = transport.call(0, calls.GET_MAP, None).result()
     if not first.shard_map.endpoints:
         first = replace(
             first, shard_map=replace(first.shard_map, endpoints=transport.shard_map.endpoints)
         )
-    ends = []
-    for server, answer in zip(servers[1:], asked[1:], strict=True):
-        try:
-            state = answer.result()
-        except CtrPsError:
-            continue
-        if (end := _end_of(state, first)) is not None:
-            ends.append(transport.call(server, calls.END_MOVE, end))
+    ends = [
+        transport.call(server, calls.END_MOVE, end)
+        for server, state in states.items()
+        if (end := _end_of(state, first)) is not None
+    ]
     for ended in ends:
         with suppress(CtrPsError):  # restarted since, or away: its callers ask again
             ended.result()
