@@ -12,7 +12,7 @@ from ctr_ps.ps_server.table.rows.statistics import SHOW
 from ctr_ps.ps_worker.checkpoints.retention import name_after_epoch
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.simulation.cluster import COUNTERS, Outcome, Setup
-from tests.simulation.counters import Tally, faults_of_saves
+from tests.simulation.counters import Tally, faults_of_saves, groups_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def faults_of_end(
     if outcome.code and not is_excused:
         wrong.append(f"the job ended with code {outcome.code}: {outcome.reason}")
     if setup.mode == COUNTERS:
-        faults_of_saves(tally, checkpoints.parent, setup.num_servers)
+        faults_of_saves(tally, checkpoints.parent, groups_of(setup))
         return wrong + tally.wrong
     saved = complete(checkpoints)
     if not saved and not outcome.code:

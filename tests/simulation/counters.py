@@ -35,17 +35,21 @@ NUM_PAIRS, PUSHES, ON_THE_WAY = 12, 40, 4
 READ_SHARE, SAVE_SHARE, FULL_SHARE = 0.3, 0.15, 0.2
 
 
+def groups_of(setup: Any) -> int:
+    """Returns the number of groups of shards that do not part: of a server, or each alone where they move."""
+    return NUM_SHARDS if setup.num_spares else int(setup.num_servers)
+
+
 @cache
-def pairs_of(num_servers: int) -> Sequence[tuple[int, int]]:
-    """Returns keys, two of the same server each and of different shards."""
+def pairs_of(num_groups: int) -> Sequence[tuple[int, int]]:
+    """Returns keys, two each of shards of one group, by their remainder, which are always on one server."""
     waiting: dict[int, int] = {}
     pairs = []
     for key in range(1, 10_000):
         shard = int(shard_of(np.uint64(key), np.uint64(COUNTERS.num_shards)))
-        server = shard if num_servers else 0  # of one shard: it moves as a whole
-        other = waiting.pop(server, None)
+        other = waiting.pop(shard % num_groups, None)
         if other is None:
-            waiting[server] = key
+            waiting[shard % num_groups] = key
         else:
             pairs.append((other, key))
         if len(pairs) == NUM_PAIRS:
@@ -86,7 +90,7 @@ class Client:
         self._may_fall = may_fall
         self._setup = setup
         self._worker = role.worker_index
-        self._pairs = pairs_of(len(role.endpoints))
+        self._pairs = pairs_of(groups_of(setup))
         self._seen: dict[int, float] = {}
         self._waiting: list[tuple[list[int], Future[Version]]] = []
         self._base = tally.saves[-1][0] if tally.saves else ""  # that of the process before, too
@@ -179,7 +183,7 @@ class Client:
         self._tally.saves.append((url, low, self._tally.sent.copy()))
 
 
-def faults_of_saves(tally: Tally, folder: Path, num_servers: int) -> None:
+def faults_of_saves(tally: Tally, folder: Path, num_groups: int) -> None:
     """Checks that each checkpoint has every row once, and each pair of one moment."""
     for url, low, high in tally.saves:
         try:
@@ -196,7 +200,7 @@ def faults_of_saves(tally: Tally, folder: Path, num_servers: int) -> None:
                     tally.wrong.append(f"checkpoint {url} has key {key} twice")
                 found[key] = value
         values = {}
-        for pair, (one, other) in enumerate(pairs_of(num_servers)):
+        for pair, (one, other) in enumerate(pairs_of(num_groups)):
             values[pair] = found.get(one, 0.0)
             if values[pair] != found.get(other, 0.0):
                 tally.wrong.append(
