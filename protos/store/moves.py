@@ -108,7 +108,6 @@ class MapState:
     server: int | None  # its index; None: it waits to be added
     num_members: int  # workers and heter trainers of its job
     move: str  # token of the move under way; empty: there is none
-    is_prepared: bool  # it ends that move only as it is told
     last_move: str  # token of the move that has led to this map; empty: none
     tables: Sequence[TableSpec]  # that were declared
     blocks: Sequence[DenseSpec]

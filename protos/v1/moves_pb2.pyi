@@ -39,12 +39,11 @@ class GetMapRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMapResponse(_message.Message):
-    __slots__ = ("shard_map", "server", "num_members", "move", "is_prepared", "last_move", "tables", "blocks", "rows")
+    __slots__ = ("shard_map", "server", "num_members", "move", "last_move", "tables", "blocks", "rows")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
-    IS_PREPARED_FIELD_NUMBER: _ClassVar[int]
     LAST_MOVE_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -53,12 +52,11 @@ class GetMapResponse(_message.Message):
     server: int
     num_members: int
     move: str
-    is_prepared: bool
     last_move: str
     tables: _containers.RepeatedCompositeFieldContainer[_spec_pb2.TableSpec]
     blocks: _containers.RepeatedCompositeFieldContainer[_spec_pb2.DenseSpec]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., num_members: _Optional[int] = ..., move: _Optional[str] = ..., is_prepared: bool = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., num_members: _Optional[int] = ..., move: _Optional[str] = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginMoveRequest(_message.Message):
     __slots__ = ("token", "shard_map")

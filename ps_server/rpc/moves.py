@@ -53,7 +53,7 @@ class _Move:
 
     token: str
     next_map: ShardMap
-    is_live: bool  # changes were recorded without a gap: the server was not restarted since
+    is_live: bool = True  # changes were recorded without a gap: the server was not restarted since
     phase: Phase | None = None
     cut: Cut | None = None
     disturbed_by: str = ""  # a call that waits, and that pushes in the cut may wait for
@@ -168,7 +168,6 @@ class Moves:
             server=None if index == NO_SERVER else index,
             num_members=engine.members.total,
             move="" if move is None else move.token,
-            is_prepared=move is not None and move.prepared is not None and not self._decides,
             last_move=engine.last_move,
             tables=tables,
             blocks=[spec for spec, _ in blocks],
@@ -180,7 +179,7 @@ class Moves:
         """Whether this server is the first, whose `end_move` decides; others end a move as it did."""
         return self._engine.owner.server_index == 0
 
-    def begin_move(self, request: requests.BeginMove, *, is_live: bool = True) -> None:
+    def begin_move(self, request: requests.BeginMove) -> None:
         """A move begins; see the .proto file for this and the other calls of moves."""
         with self._working:
             if self._move is not None and self._move.token == request.token:
@@ -206,7 +205,7 @@ class Moves:
                 self._dropping.join()
             engine.parameters.begin_move(request.shard_map)
             engine.moves_shards = True
-            self._move = _Move(request.token, request.shard_map, is_live)
+            self._move = _Move(request.token, request.shard_map)
 
     def take_moved(self, request: requests.TakeMoved) -> Taken:
         """Returns what has changed of the shards that leave."""

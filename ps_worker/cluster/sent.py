@@ -43,29 +43,30 @@ class Sent(Generic[W]):
 
 def gradients_of(routing: Routing, parts: Parts) -> Gradients:
     """Returns the gradients of the parts of a push that was placed by `routing`."""
-    chunks = []
-    for server, pushes in parts.items():
-        for push in pushes:
-            chunk = push.chunk
-            sparse = [(table, grad) for table, grad in chunk.sparse if grad.keys.size]
-            dense = [
-                (block, start + routing.piece(block, server).start, grad)
-                for block, start, grad in chunk.dense
-            ]
-            chunks.append(replace(chunk, sparse=sparse, dense=dense))
-    return join_push(chunks)
+    return join_push(_chunks_of(routing, parts, "sparse", "dense"))
 
 
 def state_of(routing: Routing, parts: Parts) -> ModelState:
     """Returns the state of the parts of a push that was placed by `routing`."""
-    chunks = []
-    for server, pushes in parts.items():
-        for push in pushes:
-            chunk = push.chunk
-            rows = [(table, each) for table, each in chunk.rows if each.keys.size]
-            blocks = [
-                (block, start + routing.piece(block, server).start, each)
-                for block, start, each in chunk.blocks
-            ]
-            chunks.append(replace(chunk, rows=rows, blocks=blocks))
-    return join_state(chunks)
+    return join_state(_chunks_of(routing, parts, "rows", "blocks"))
+
+
+def _chunks_of(routing: Routing, parts: Parts, rows: str, blocks: str) -> list[Any]:
+    """Returns the chunks of all servers, with stretches that begin where they are in the whole block.
+
+    `rows` and `blocks` are the fields of a chunk that have them; tables without rows have no width.
+    """
+    return [
+        replace(
+            push.chunk,
+            **{
+                rows: [(table, of) for table, of in getattr(push.chunk, rows) if of.keys.size],
+                blocks: [
+                    (block, start + routing.piece(block, server).start, of)
+                    for block, start, of in getattr(push.chunk, blocks)
+                ],
+            },
+        )
+        for server, pushes in parts.items()
+        for push in pushes
+    ]

@@ -367,7 +367,6 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
             server=2,
             num_members=3,
             move="m2",
-            is_prepared=True,
             last_move="m1",
             tables=[TABLE],
             blocks=[BLOCK],

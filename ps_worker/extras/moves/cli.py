@@ -26,7 +26,14 @@ from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, comma
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import GET_MAP
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
-from ctr_ps.ps_worker.extras.moves.move import Move, Progress, connected, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.move import (
+    Move,
+    Progress,
+    connected,
+    rows_of,
+    states_of,
+    weights_of,
+)
 from ctr_ps.ps_worker.extras.moves.plan import (
     balanced,
     num_moved,
@@ -157,7 +164,7 @@ def _move(
         before, states = transport.shard_map, states_of(transport)
         after = plan(before, weights_of(states))
         typer.echo(_table(before, after, states))
-        rows = num_moved(before, after, _rows(states))
+        rows = num_moved(before, after, rows_of(states))
         typer.echo(f"{rows:,} rows move")
         if dry_run or after.owners == before.owners:
             return
@@ -212,13 +219,9 @@ class _Teller:
         )
 
 
-def _rows(states: Mapping[int, MapState]) -> list[int]:
-    return [sum(rows) for rows in zip(*(each.rows for each in states.values()), strict=True)]
-
-
 def _table(before: ShardMap, after: ShardMap, states: Mapping[int, MapState]) -> str:
     """Returns a line for each server: its endpoint, places and rows, before and after a move."""
-    rows = _rows(states)
+    rows = rows_of(states)
 
     def of(shard_map: ShardMap, server: int) -> tuple[int, int]:
         places = [place for place, owner in enumerate(shard_map.owners) if owner == server]

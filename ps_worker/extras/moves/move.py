@@ -35,6 +35,7 @@ from ctr_ps.ps_worker.cluster import state_transfer
 from ctr_ps.ps_worker.cluster.placement import settle
 from ctr_ps.ps_worker.cluster.routing import Routing
 from ctr_ps.ps_worker.cluster.transport import Transport
+from ctr_ps.ps_worker.extras.moves.plan import endpoints_of, num_moved
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,7 @@ class Move:
         self._num_taken = dict.fromkeys(self._all, 0)
         self._num_put = dict.fromkeys(self._all, 0)
         self._tell = tell
-        moved = [of != to for of, to in zip(self._before.owners, next_map.owners, strict=True)]
-        rows = np.sum([states[server].rows for server in self._old.servers], axis=0)
-        self.progress = Progress(int(rows[np.array(moved)].sum()))
+        self.progress = Progress(num_moved(self._before, next_map, rows_of(states)))
 
     def run(self) -> None:
         """Carries it out.
@@ -103,7 +102,7 @@ class Move:
             CtrPsError: If it was not; the servers go on by the map before.
         """
         old, after = self._old, self._after
-        endpoints = {**_endpoints(after), **_endpoints(old)}
+        endpoints = {**endpoints_of(after), **endpoints_of(old)}
         self._transport.use(
             ShardMap(
                 old.epoch,
@@ -324,10 +323,6 @@ def merged(cuts: Sequence[Cut]) -> Cut:
     return Cut(step=max(cut.step for cut in cuts), seen=seen)
 
 
-def _endpoints(shard_map: ShardMap) -> dict[int, str]:
-    return dict(zip(shard_map.servers, shard_map.endpoints, strict=True))
-
-
 def _rows_at(rows: MovedRows, where: Any, removed: Any) -> MovedRows:
     return MovedRows(
         table=rows.table,
@@ -340,9 +335,14 @@ def _rows_at(rows: MovedRows, where: Any, removed: Any) -> MovedRows:
     )
 
 
+def rows_of(states: Mapping[int, MapState]) -> list[int]:
+    """Returns the rows of each place, on all servers."""
+    return [sum(rows) for rows in zip(*(each.rows for each in states.values()), strict=True)]
+
+
 def weights_of(states: Mapping[int, MapState]) -> list[int]:
     """Returns the rows of each place, on all servers, and one for each shard."""
-    rows = np.sum([each.rows for each in states.values()], axis=0)
+    rows = np.array(rows_of(states))
     for table in states[0].tables:
         np.add.at(rows, np.arange(table.num_shards) % rows.size, 1)
     return [int(each) for each in rows]

@@ -24,13 +24,13 @@ def with_server(shard_map: ShardMap, endpoint: str, rows: Sequence[int]) -> Shar
     if shard_map.num_servers == NUM_PLACES:
         raise UsageError(f"the cluster has {NUM_PLACES} servers, which is the most")
     new = next(each for each in range(NUM_PLACES) if each not in shard_map.servers)
-    return balanced(_with(shard_map, {**_endpoints(shard_map), new: endpoint}), rows)
+    return balanced(_with(shard_map, {**endpoints_of(shard_map), new: endpoint}), rows)
 
 
 def without_server(shard_map: ShardMap, server: int, rows: Sequence[int]) -> ShardMap:
     """Returns the map without a server; raises UsageError if it is the first, or not in the map."""
     _require_movable(shard_map, server)
-    others = {each: of for each, of in _endpoints(shard_map).items() if each != server}
+    others = {each: of for each, of in endpoints_of(shard_map).items() if each != server}
     return balanced(_with(shard_map, others), rows)
 
 
@@ -40,7 +40,7 @@ def with_another(shard_map: ShardMap, server: int, endpoint: str) -> ShardMap:
     added = with_server(shard_map, endpoint, [0] * len(shard_map.owners))
     new = next(each for each in added.servers if each not in shard_map.servers)
     owners = tuple(new if each == server else each for each in shard_map.owners)
-    others = {each: of for each, of in _endpoints(added).items() if each != server}
+    others = {each: of for each, of in endpoints_of(added).items() if each != server}
     return ShardMap(shard_map.epoch + 1, tuple(others), owners, tuple(others.values()))
 
 
@@ -89,7 +89,8 @@ def num_moved(before: ShardMap, after: ShardMap, rows: Sequence[int]) -> int:
     )
 
 
-def _endpoints(shard_map: ShardMap) -> dict[int, str]:
+def endpoints_of(shard_map: ShardMap) -> dict[int, str]:
+    """Returns the endpoints of a map that has them, by server."""
     return dict(zip(shard_map.servers, shard_map.endpoints, strict=True))
 
 

@@ -28,7 +28,6 @@ UNMOVED = {
     "server": 0,
     "num_members": 1,
     "move": "",
-    "is_prepared": False,
     "last_move": "",
     "tables": [],
     "blocks": [],
