@@ -1,22 +1,28 @@
 """Moves of shards under full load: `python -m benchmarks.bench_moves [--rows 10000000]`.
 
 Two servers with rows of dim 10 (Adagrad), to which two clients push all the time; a third server is added,
-then two are drained. Says for each move seconds a GiB, how long calls waited, the pushes of the worst second
-as a share of those of a second before, and the memory of server 0 afterwards as a share of that before.
+then two are drained. Says for each move seconds a GiB, how long calls waited and pushes took, the pushes of
+the worst second as a share of those of a second before, and the most memory of the servers that shards leave
+as a share of that before.
 """
 
 import argparse
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import ModelState, PushId, RowStates
 from ctr_ps.ps_worker.cluster.client import ClusterClient
@@ -26,12 +32,15 @@ from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weigh
 from ctr_ps.ps_worker.extras.moves.plan import with_server, without_server
 
 DIM, KEYS_A_PUSH, PART_ROWS = 10, 2_000, 200_000
+NUM_CLIENTS = 2
 TABLE = TableSpec(
     name="embedding",
     dim=DIM,
     initializer=InitializerSpec(),
     optimizer=OptimizerSpec(name="adagrad"),
 )
+USUAL_S = 5.0
+"""Pushes are counted for so long before a move."""
 MIB = 2**20
 
 
@@ -43,93 +52,103 @@ def main() -> None:
         ports = [free_port() for _ in range(3)]
         endpoints = [f"127.0.0.1:{port}" for port in ports]
         servers = [stack.enter_context(server(endpoints[:2], port)) for port in ports]
-        clients = [stack.enter_context(connect(endpoints[:2])) for _ in range(2)]
-        for worker, client in enumerate(clients):
-            client.join(worker, 7, terms={})
-        for worker, client in enumerate(clients):
-            client.join(worker, 7, terms={}).result()
-            client.create_table(TABLE)
-        fill(clients[0], rows)
-        loads = [stack.enter_context(Load(client, n, rows)) for n, client in enumerate(clients)]
-        time.sleep(5.0)
+        loads = [stack.enter_context(Load(endpoints[:2], n, rows)) for n in range(NUM_CLIENTS)]
+        for load in loads:
+            load.wait()
         transport = GrpcTransport(endpoints[:2], stream=False)
         stack.callback(transport.close)
         shard_map = connected(transport)
         for what in ("add server 2", "drain server 1", "drain server 2"):
-            memory = resident(servers[0])
+            time.sleep(USUAL_S + 1.0)
             weights = weights_of(states_of(transport))
             after = (
                 with_server(shard_map, endpoints[2], weights)
                 if what.startswith("add")
                 else without_server(shard_map, int(what[-1]), weights)
             )
-            for load in loads:
-                load.reset()
+            memory = Memory([servers[n] for n in sources(shard_map, after)])
             before = time.monotonic()
             move = Move(transport, states_of(transport), after)
-            move.run()
+            with memory:
+                move.run()
             seconds = time.monotonic() - before
             shard_map = after
-            done = move.progress
-            counts = [load.by_second(before, seconds) for load in loads]
-            per_second = np.sum(counts, axis=0)
-            usual = np.mean([load.usual for load in loads]) * len(loads)
-            pauses = 1e3 * np.max([load.longest for load in loads])
-            print(
-                f"{what}: {done.copied_rows:,} rows, {done.copied_bytes / MIB:.0f} MiB in {seconds:.1f} s "
-                f"({seconds * 1024 * MIB / done.copied_bytes:.1f} s a GiB); calls waited "
-                f"{1e3 * done.pause_s:.0f} ms, longest push {pauses:.0f} ms; worst second "
-                f"{per_second.min() / usual:.2f} of {usual:.0f} pushes/s; memory of server 0 "
-                f"{resident(servers[0]) / memory:.2f}",
-                flush=True,
-            )
-            time.sleep(3.0)
+            say(what, move, before, seconds, loads, memory)
+
+
+def say(
+    what: str, move: Move, began: float, seconds: float, loads: list["Load"], memory: "Memory"
+) -> None:
+    """Prints the figures of a move that began then."""
+    ended, took = np.concatenate([load.pushes() for load in loads]).T
+    usual = np.sum((ended > began - USUAL_S) & (ended <= began)) / USUAL_S
+    edges = np.arange(began, began + max(seconds, 1.0) + 1e-9, 1.0)
+    worst = np.histogram(ended, edges)[0].min() / usual
+    during = 1e3 * took[(ended > began) & (ended - took < began + seconds)]
+    done = move.progress
+    print(
+        f"{what}: {done.copied_rows:,} rows, {done.copied_bytes / MIB:.0f} MiB in {seconds:.1f} s "
+        f"({seconds * 1024 * MIB / done.copied_bytes:.1f} s a GiB); calls waited "
+        f"{1e3 * done.pause_s:.0f} ms; pushes took {np.percentile(during, 99):.0f} ms (p99), "
+        f"{during.max():.0f} ms (longest); worst second {worst:.2f} of {usual:.0f} pushes/s; memory of "
+        f"sources {memory.most:.2f}",
+        flush=True,
+    )
+
+
+def sources(before: ShardMap, after: ShardMap) -> list[int]:
+    """Returns the servers that places leave."""
+    owners = zip(before.owners, after.owners, strict=True)
+    return sorted({old for old, new in owners if old != new})
 
 
 class Load:
-    """A client that pushes all the time, in a thread."""
+    """A process that pushes all the time."""
 
-    def __init__(self, client: ClusterClient, worker: int, rows: int) -> None:
-        self._client, self._worker, self._rows = client, worker, rows
-        self._stop = threading.Event()
-        self._times: list[float] = []
-        self.longest = 0.0
-        self.usual = 0.0
-        self._thread = threading.Thread(target=self._run)
+    def __init__(self, endpoints: list[str], worker: int, rows: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=push_always, args=(endpoints, worker, rows, theirs))
 
     def __enter__(self) -> "Load":
-        self._thread.start()
+        self._process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._process.kill()
+        self._process.join()
 
-    def reset(self) -> None:
-        """Begins to count anew; `usual` are the pushes a second until now."""
-        now = time.monotonic()
-        self.usual = sum(now - 3.0 < at for at in self._times) / 3.0
-        self._times, self.longest = [], 0.0
+    def wait(self) -> None:
+        """Waits until it pushes."""
+        self._pipe.recv()
 
-    def by_second(self, since: float, seconds: float) -> np.ndarray:
-        """Returns the pushes of each whole second from `since` on."""
-        edges = np.arange(since, since + max(seconds, 1.0) + 1e-9, 1.0)
-        return np.histogram(self._times, edges)[0]
+    def pushes(self) -> NDArray[np.float64]:
+        """Returns when each push since the last call ended, and how long it took, in seconds, [N, 2]."""
+        self._pipe.send(None)
+        return np.array(self._pipe.recv())
 
-    def _run(self) -> None:
-        random = np.random.default_rng(self._worker)
-        sequence = -(-self._rows // PART_ROWS) if self._worker == 0 else 0  # after those of `fill`
-        while not self._stop.is_set():
-            keys = np.unique(random.integers(0, self._rows, KEYS_A_PUSH).astype(np.uint64))
+
+def push_always(endpoints: list[str], worker: int, rows: int, pipe: Connection) -> None:
+    with connect(endpoints) as client:
+        client.join(worker, 7, terms={}).result()
+        client.create_table(TABLE)
+        sequence = fill(client, worker, rows)
+        random = np.random.default_rng(worker)
+        pipe.send(None)
+        pushes: list[tuple[float, float]] = []
+        while True:
+            keys = np.unique(random.integers(0, rows, KEYS_A_PUSH).astype(np.uint64))
             grad = SparseGrad(keys, np.ones((keys.size, DIM), np.float32), 100)
+            gradients = Gradients(sparse={TABLE.name: grad}, dense={})
             began = time.monotonic()
-            self._client.push_grad(
-                Gradients(sparse={TABLE.name: grad}, dense={}), push_id(self._worker, sequence)
-            ).result()
-            now = time.monotonic()
-            self.longest = max(self.longest, now - began)
-            self._times.append(now)
+            client.push_grad(gradients, push_id(worker, sequence)).result()
+            ended = time.monotonic()
+            pushes.append((ended, ended - began))
             sequence += 1
+            if pipe.poll():
+                pipe.recv()
+                pipe.send(pushes)
+                pushes = []
 
 
 def push_id(worker: int, sequence: int) -> PushId:
@@ -144,12 +163,37 @@ def push_id(worker: int, sequence: int) -> PushId:
     )
 
 
-def fill(client: ClusterClient, rows: int) -> None:
-    for number, start in enumerate(range(0, rows, PART_ROWS)):
+def fill(client: ClusterClient, worker: int, rows: int) -> int:
+    """Writes the worker's part of the rows; returns the number of pushes."""
+    starts = range(worker * PART_ROWS, rows, NUM_CLIENTS * PART_ROWS)
+    for number, start in enumerate(starts):
         keys = np.arange(start, min(start + PART_ROWS, rows), dtype=np.uint64)
         values = np.full((keys.size, DIM), 0.1, np.float32)
         state = RowStates(keys=keys, weights=values, state=values, optimizer="adagrad")
-        client.push_state(ModelState({TABLE.name: state}, {}), push_id(0, number)).result()
+        client.push_state(ModelState({TABLE.name: state}, {}), push_id(worker, number)).result()
+    return len(starts)
+
+
+class Memory:
+    """The memory of processes within a `with` block."""
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        self.most = 0.0  # as a share of that before, of the process with the largest share
+        self._before = {each: resident(each) for each in processes}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.05):
+            shares = (resident(each) / before for each, before in self._before.items())
+            self.most = max(self.most, *shares)
 
 
 def server(endpoints: list[str], port: int) -> subprocess.Popen[bytes]:
@@ -157,7 +201,7 @@ def server(endpoints: list[str], port: int) -> subprocess.Popen[bytes]:
         **os.environ,
         "TRAINING_ROLE": "PSERVER",
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
-        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINERS_NUM": str(NUM_CLIENTS),
         "POD_IP": "127.0.0.1",
         "PADDLE_PORT": str(port),
     }
@@ -174,8 +218,6 @@ class Stopped(subprocess.Popen[bytes]):
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
