@@ -7,7 +7,7 @@ Tables and blocks lock themselves; the lock here guards only their names.
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ class Parameters:
         self._server_index = server_index
         self._shard_map = shard_map
         self._next_map: ShardMap | None = None  # that a move leads to
-        self._counts_to_move: Iterator[Moved] | None = None
+        self._counts_to_move: dict[int, Iterator[Moved]] = {}  # by target
         self._moved_blocks: dict[str, list[tuple[int, BlockState]]] = {}
         self._clock = clock
         self._tables: dict[str, SparseTable] = {}
@@ -482,20 +482,19 @@ class Parameters:
                     f"tables {sorted(self._undeclared)} were loaded, but no job has declared them yet: move "
                     "shards when the workers have begun"
                 )
-            self._next_map, self._counts_to_move = next_map, None
+            self._next_map, self._counts_to_move = next_map, {}
             self._moved_blocks = {}
             for table in self._tables.values():
                 self._begin_move_of(table)
 
     def _begin_move_of(self, table: SparseTable) -> None:
         if (next_map := self._next_map) is not None:
-            table.begin_move(self._leaving(table, next_map))
+            table.begin_move(
+                [each for each in table.shards if next_map.server_of(each) != self._server_index]
+            )
 
-    def _leaving(self, table: SparseTable, next_map: ShardMap) -> list[int]:
-        return [each for each in table.shards if next_map.server_of(each) != self._server_index]
-
-    def take_moved(self, max_bytes: int, *, with_counts: bool) -> Taken:
-        """Returns rows that are new to the move, of about `max_bytes`.
+    def take_moved(self, server: int, max_bytes: int, *, with_counts: bool) -> Taken:
+        """Returns rows that leave for a server, and are new to the move, of about `max_bytes`.
 
         `with_counts`, once there are none, all candidates and counters of these shards, once, as many as fit
         a message in each call; nothing may change meanwhile.
@@ -503,22 +502,28 @@ class Parameters:
         rows: list[MovedRows] = []
         for name, table in self._tables.items():
             fitting = max(1, max_bytes // table.new_row_bytes)
-            found, removed = table.take_moved(fitting)
+            found, removed = table.take_moved(self._shards_for(server, table), fitting)
             if found.keys.size or removed.size:
                 rows.append(_moved_rows(name, found, removed))
                 max_bytes -= rows[-1].keys.size * table.new_row_bytes
             if found.keys.size == fitting:
                 return Taken(moved=Moved(rows), is_all=False)
-        if rows or not with_counts or self._next_map is None:
+        if rows or not with_counts:
             return Taken(moved=Moved(rows), is_all=not with_counts)
-        if self._counts_to_move is None:
-            self._counts_to_move = self._counts_of(self._next_map)
-        moved = next(self._counts_to_move, None)
+        counts = self._counts_to_move.setdefault(server, self._counts_for(server))
+        moved = next(counts, None)
         return Taken(moved=moved or Moved(), is_all=moved is None)
 
-    def _counts_of(self, next_map: ShardMap) -> Iterator[Moved]:
+    def _shards_for(self, server: int, table: SparseTable) -> Set[int]:
+        if self._next_map is None or server == self._server_index:
+            return frozenset()
+        return frozenset(table.shards).intersection(
+            self._next_map.shards_of(server, table.spec.num_shards)
+        )
+
+    def _counts_for(self, server: int) -> Iterator[Moved]:
         for name, table in self._tables.items():
-            for shard in self._leaving(table, next_map):
+            for shard in sorted(self._shards_for(server, table)):
                 if (candidates := table.candidates_of_shard(shard)) is not None:
                     yield Moved([_moved_rows(name, candidates, candidates.keys[:0], of_rows=False)])
                 if (counters := table.counters_of_shard(shard)) is not None:
@@ -563,7 +568,7 @@ class Parameters:
         """Has the shards and pieces of a server in a map from now on, pieces those of `blocks`."""
         with self._lock:
             self._shard_map, self._server_index = shard_map, server_index
-            self._next_map = self._counts_to_move = None
+            self._next_map, self._counts_to_move = None, {}
             self._moved_blocks = {}
             self._blocks |= blocks or {}
             self.base = ""

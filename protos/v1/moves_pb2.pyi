@@ -71,16 +71,18 @@ class BeginMoveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class TakeMovedRequest(_message.Message):
-    __slots__ = ("token", "number", "max_bytes", "with_counts")
+    __slots__ = ("token", "number", "max_bytes", "with_counts", "server")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     WITH_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     token: str
     number: int
     max_bytes: int
     with_counts: bool
-    def __init__(self, token: _Optional[str] = ..., number: _Optional[int] = ..., max_bytes: _Optional[int] = ..., with_counts: bool = ...) -> None: ...
+    server: int
+    def __init__(self, token: _Optional[str] = ..., number: _Optional[int] = ..., max_bytes: _Optional[int] = ..., with_counts: bool = ..., server: _Optional[int] = ...) -> None: ...
 
 class MovedRows(_message.Message):
     __slots__ = ("table", "keys", "weights", "state", "statistics", "removed", "are_candidates")

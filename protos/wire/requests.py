@@ -279,6 +279,7 @@ class BeginMove:
 class TakeMoved:
     token: str
     number: int
+    server: int
     max_bytes: int
     with_counts: bool
 

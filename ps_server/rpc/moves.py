@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ctr_ps.protos.errors import MovingError, ProtocolError
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
+from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.store.moves import Cut, LogRecord, MapState, Phase, Taken
 from ctr_ps.protos.wire import calls, requests
@@ -216,7 +217,9 @@ class Moves:
             if move.last_taken is not None and move.last_taken[0] == request.number:
                 return move.last_taken[1]
             with_counts = request.with_counts and move.phase is Phase.CLOSE
-            taken = self._engine.parameters.take_moved(request.max_bytes, with_counts=with_counts)
+            taken = self._engine.parameters.take_moved(
+                request.server, min(request.max_bytes, CHUNK_BYTES), with_counts=with_counts
+            )
             move.last_taken = request.number, taken
             return taken
 

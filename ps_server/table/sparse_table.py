@@ -52,7 +52,7 @@ from ctr_ps.ps_server.table.rows.kernels import (
     take_changed_rows,
     write_rows,
 )
-from ctr_ps.ps_server.table.rows.regions import RowRegions, layout_of
+from ctr_ps.ps_server.table.rows.regions import MovingShard, RowRegions, layout_of
 from ctr_ps.ps_server.table.rows.statistics import (
     Clock,
     coefficients_of,
@@ -98,7 +98,6 @@ class SparseTable:
             region_bytes=self._region_bytes,
         )
         self._regions.limit_rows(self._max_rows)
-        self._move_at = 0  # of the shards that move: where `take_moved` resumes
         self._expired = np.zeros(spec.num_shards, np.int64)
         self._evicted = np.zeros(spec.num_shards, np.int64)
 
@@ -432,29 +431,39 @@ class SparseTable:
         """Has `take_moved` return all rows of `shards`, once, and then what changes of them."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.begin_move(shards)
-            self._move_at = 0
 
-    def take_moved(self, max_rows: int) -> tuple[Rows, Keys]:
-        """Returns rows that are new to the move, up to `max_rows`, and keys whose rows were removed before.
+    def take_moved(self, shards: Set[int], max_rows: int) -> tuple[Rows, Keys]:
+        """Returns rows of `shards` that are new to the move, and keys whose rows were removed before.
 
-        Each call resumes where the last one stopped; fewer rows mean that no more had changed.
+        Fewer than `max_rows` rows mean that no more had changed.
         """
-        regions, moving = self._regions, [*self._regions.moving]
+        regions = self._regions
         found = np.empty(max_rows, np.int64)
         parts, removed, room = [regions.rows_at(found[:0])], [np.empty(0, np.uint64)], max_rows
-        for number in range(len(moving)):
-            shard = moving[(self._move_at + number) % len(moving)]
+        for shard in [each for each in regions.moving if each in shards]:
             with self._locks[shard]:
-                gone, regions.moving[shard] = regions.moving[shard], []
-                stop, bit = int(self._num_rows[shard]), regions.subscribers.num_subscribers
-                count, _ = take_changed_rows(self._arrays, shard, 0, stop, bit, found[:room])
+                moving = regions.moving.pop(shard)
+                regions.moving[shard] = moving  # the others come first next time
+                removed += moving.removed
+                moving.removed = []
+                count = self._take_marked(shard, moving, found[:room])
                 parts.append(regions.rows_at(found[:count]))
-            removed += gone
             room -= count
             if not room:
-                self._move_at += number  # it may have more
                 break
         return joined_rows(parts), np.concatenate(removed)
+
+    def _take_marked(self, shard: int, moving: MovingShard, found: NDArray[np.int64]) -> int:
+        """Finds marked rows of a shard, from where the last call stopped; returns their number."""
+        bit, begin = self._regions.subscribers.num_subscribers, moving.next_row
+        count = moving.next_row = 0
+        for start, stop in ((begin, int(self._num_rows[shard])), (0, begin)):
+            more, row = take_changed_rows(self._arrays, shard, start, stop, bit, found[count:])
+            count += more
+            if row < stop:
+                moving.next_row = row
+                break
+        return count
 
     def put_moved(self, rows: Rows, removed: Keys, *, candidates: bool = False) -> None:
         """Writes rows, or candidates, of shards that this server does not have yet; first removes some.

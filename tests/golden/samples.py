@@ -375,7 +375,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
     ),
     "BeginMove": (requests.BeginMove(token="m2", shard_map=SHARD_MAP), None),
     "TakeMoved": (
-        requests.TakeMoved(token="m2", number=3, max_bytes=2**23, with_counts=True),
+        requests.TakeMoved(token="m2", number=3, server=4, max_bytes=2**23, with_counts=True),
         Taken(moved=MOVED, is_all=True),
     ),
     "PutMoved": (requests.PutMoved(token="m2", number=3, moved=MOVED), None),

@@ -10,6 +10,7 @@ algorithm R): lookups stay as short as if the key had never been inserted.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,14 @@ def layout_of(spec: TableSpec, *, has_base: bool = False) -> RowLayout:
     )
 
 
+@dataclass(slots=True)
+class MovingShard:
+    """What a move has not taken yet of a shard, besides the rows that are marked."""
+
+    removed: list[Keys] = field(default_factory=list)  # keys of rows that were removed
+    next_row: int = 0  # where the search for marked rows resumes
+
+
 class RowRegions:
     """Rows, index and changes of some shards. Not thread-safe: a table locks its shards.
 
@@ -99,8 +108,8 @@ class RowRegions:
             num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
         )
         self.tombstones = Tombstones()
-        # of the shards that a move takes: keys whose rows were removed since it took their changes last
-        self.moving: dict[int, list[Keys]] = {}
+        # The shards that a move takes, first those whose changes it took longest ago.
+        self.moving: dict[int, MovingShard] = {}
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64,
@@ -182,7 +191,7 @@ class RowRegions:
         if not self.subscribers.row_bytes:
             self.subscribers = self._new_subscribers(0, moves=True)
             self.subscribers.reserve(int(self.num_rows.max()))
-        self.moving = {shard: [] for shard in shards}
+        self.moving = {shard: MovingShard() for shard in shards}
         for shard in shards:
             self.mark_for_move(shard)
         self.arrays = self._view()
@@ -262,7 +271,7 @@ class RowRegions:
             return
         self.tombstones.add_removed(shard, removed, num_rows)
         if shard in self.moving:
-            self.moving[shard].append(removed)
+            self.moving[shard].removed.append(removed)
         first = shard * self._slab.region_rows
         self._slab.release(first + kept, first + num_rows)
         self.subscribers.release(shard, kept, num_rows)

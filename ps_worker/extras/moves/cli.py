@@ -27,6 +27,8 @@ from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import GET_MAP
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import (
+    MIB,
+    MIB_PER_S,
     Move,
     Progress,
     connected,
@@ -47,13 +49,16 @@ app = command_app("Show, add, drain, replace and rebalance the servers of a clus
 RETRY_S = 60.0
 """For a server that starts, or is started again; one that takes part in a move ends the move."""
 TELL_S = 2.0
-MIB = 2**20
 
 NewServer = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
 ]
 Server = Annotated[int, typer.Argument(min=0, help="Index of the server.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and move nothing.")]
+Rate = Annotated[
+    float,
+    typer.Option("--mib-per-s", min=1.0, help="Copy so much a second, to leave room for training."),
+]
 
 
 @app.callback()
@@ -81,42 +86,55 @@ def status(context: typer.Context) -> None:
 
 
 @app.command()
-def add(context: typer.Context, endpoint: NewServer, dry_run: DryRun = False) -> None:
+def add(
+    context: typer.Context,
+    endpoint: NewServer,
+    dry_run: DryRun = False,
+    mib_per_s: Rate = MIB_PER_S,
+) -> None:
     """Add a server, which takes its share of the shards."""
 
     def plan(shard_map: ShardMap, weights: list[int]) -> ShardMap:
         return with_server(shard_map, endpoint, weights)
 
-    _move(context, plan, dry_run=dry_run, added=endpoint)
+    _move(context, plan, dry_run=dry_run, mib_per_s=mib_per_s, added=endpoint)
 
 
 @app.command()
-def drain(context: typer.Context, server: Server, dry_run: DryRun = False) -> None:
+def drain(
+    context: typer.Context, server: Server, dry_run: DryRun = False, mib_per_s: Rate = MIB_PER_S
+) -> None:
     """Move all shards of a server to the others; it ends by itself."""
     _move(
         context,
         lambda shard_map, weights: without_server(shard_map, server, weights),
         dry_run=dry_run,
+        mib_per_s=mib_per_s,
     )
 
 
 @app.command()
 def replace(
-    context: typer.Context, server: Server, endpoint: NewServer, dry_run: DryRun = False
+    context: typer.Context,
+    server: Server,
+    endpoint: NewServer,
+    dry_run: DryRun = False,
+    mib_per_s: Rate = MIB_PER_S,
 ) -> None:
     """Move all shards of a server to a new one; it ends by itself."""
     _move(
         context,
         lambda shard_map, _: with_another(shard_map, server, endpoint),
         dry_run=dry_run,
+        mib_per_s=mib_per_s,
         added=endpoint,
     )
 
 
 @app.command()
-def rebalance(context: typer.Context, dry_run: DryRun = False) -> None:
+def rebalance(context: typer.Context, dry_run: DryRun = False, mib_per_s: Rate = MIB_PER_S) -> None:
     """Move shards until all servers have about as many rows."""
-    _move(context, balanced, dry_run=dry_run)
+    _move(context, balanced, dry_run=dry_run, mib_per_s=mib_per_s)
 
 
 @contextmanager
@@ -156,6 +174,7 @@ def _move(
     plan: Callable[[ShardMap, list[int]], ShardMap],
     *,
     dry_run: bool,
+    mib_per_s: float,
     added: str = "",
 ) -> None:
     with _connected(context) as transport:
@@ -169,7 +188,7 @@ def _move(
         if dry_run or after.owners == before.owners:
             return
         _require_spare(after, before, states[0])
-        move = Move(transport, states, after, tell=_Teller())
+        move = Move(transport, states, after, mib_per_s=mib_per_s, tell=_Teller())
         move.run()
         done = move.progress
         typer.echo(

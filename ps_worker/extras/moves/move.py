@@ -27,7 +27,7 @@ from ctr_ps.protos.errors import (
 from ctr_ps.protos.futures import results, results_of_all_ended
 from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.placement import ShardMap
-from ctr_ps.protos.store.moves import Cut, MapState, Moved, MovedRows, Phase, SeenPushes
+from ctr_ps.protos.store.moves import Cut, MapState, Moved, Phase, SeenPushes, Taken
 from ctr_ps.protos.store.state_transfer import BlockState, stretch_of
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-PART_BYTES = 8 * 2**20
+MIB = 2**20
+PART_BYTES = 2 * MIB
+"""Pushes wait for the shard of which a part is taken."""
+MIB_PER_S = 64.0
 FEW_ROWS = 20_000
 """So many rows are copied while pushes wait: a few milliseconds' work."""
 MOST_ROUNDS = 20
@@ -76,11 +79,12 @@ class Move:
         states: Mapping[int, MapState],
         next_map: ShardMap,
         *,
+        mib_per_s: float = MIB_PER_S,
         tell: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         """Moves shards from the map of `transport` to `next_map`; `states` are those of all servers of both.
 
-        `tell` is called as it comes on.
+        Copies at most `mib_per_s` while all train; `tell` is called as it comes on.
         """
         self._transport = transport
         self._before, self._after = states[0].shard_map, next_map
@@ -90,8 +94,11 @@ class Move:
         self._blocks = {spec.name: spec for spec in states[0].blocks}
         self._added = [each for each in next_map.servers if each not in self._old.servers]
         self._all = sorted({*self._old.servers, *next_map.servers})
+        owners = zip(self._before.owners, next_map.owners, strict=True)
+        self._pairs = sorted({(source, target) for source, target in owners if source != target})
         self._num_taken = dict.fromkeys(self._all, 0)
         self._num_put = dict.fromkeys(self._all, 0)
+        self._rate = mib_per_s * MIB
         self._tell = tell
         self.progress = Progress(num_moved(self._before, next_map, rows_of(states)))
 
@@ -178,26 +185,33 @@ class Move:
     def _copy_round(self, *, with_counts: bool = False) -> int:
         """Copies what has changed on each server, once around; returns the number of rows."""
         copied = 0
-        for server in self._old.servers:
-            while True:
-                taken = self._take(server, with_counts=with_counts)
-                copied += taken.moved.num_rows
-                self._put(taken.moved)
-                if taken.is_all:
-                    break
+        for source, target in self._pairs:
+            is_all = False
+            while not is_all:
+                began = time.monotonic()
+                taken = self._take(source, target, with_counts=with_counts)
+                is_all = taken.is_all
+                if taken.moved.rows or taken.moved.counters:
+                    self._put(target, taken.moved)
+                    copied += taken.moved.num_rows
+                if not with_counts:  # while all train, who shall go on
+                    time.sleep(
+                        max(0.0, began + taken.moved.num_bytes / self._rate - time.monotonic())
+                    )
         return copied
 
-    def _take(self, server: int, *, with_counts: bool) -> Any:
-        self._num_taken[server] += 1
+    def _take(self, source: int, target: int, *, with_counts: bool) -> Taken:
+        self._num_taken[source] += 1
         request = requests.TakeMoved(
             token=self.token,
-            number=self._num_taken[server],
+            number=self._num_taken[source],
+            server=target,
             max_bytes=PART_BYTES,
             with_counts=with_counts,
         )
-        return self._transport.call(server, calls.TAKE_MOVED, request).result()
+        return self._transport.call(source, calls.TAKE_MOVED, request).result()
 
-    def _put(self, moved: Moved) -> None:
+    def _put(self, target: int, moved: Moved) -> None:
         new = {each.table for each in moved.rows}.difference(self._tables)
         until = time.monotonic() + DECLARED_S
         while new.difference(self._tables):  # the job has declared them since, on some servers
@@ -205,33 +219,12 @@ class Move:
                 raise ProtocolError(f"tables {sorted(new)} are not on all servers")
             time.sleep(PAUSE_S)
             self._look_at_specs()
-        pending = []
-        for server, part in self._split(moved).items():
-            self._num_put[server] += 1
-            request = requests.PutMoved(token=self.token, number=self._num_put[server], moved=part)
-            pending.append(self._transport.call(server, calls.PUT_MOVED, request))
-        results_of_all_ended(pending)
+        self._num_put[target] += 1
+        request = requests.PutMoved(token=self.token, number=self._num_put[target], moved=moved)
+        self._transport.call(target, calls.PUT_MOVED, request).result()
         self.progress.copied_rows += moved.num_rows
         self.progress.copied_bytes += moved.num_bytes
         self._tell(self.progress)
-
-    def _split(self, moved: Moved) -> dict[int, Moved]:
-        """Returns what each server gets."""
-        rows: dict[int, list[MovedRows]] = {}
-        for each in moved.rows:
-            shards = self._tables[each.table].num_shards
-            of, gone = (self._after.route(keys, shards) for keys in (each.keys, each.removed))
-            for server in self._after.servers:
-                where, removed = of[server], gone[server]
-                if where.size or removed.size:
-                    rows.setdefault(server, []).append(_rows_at(each, where, removed))
-        counters: dict[int, list[Any]] = {}
-        for counted in moved.counters:
-            counters.setdefault(self._after.server_of(counted.shard), []).append(counted)
-        return {
-            server: Moved(rows.get(server, []), counters=counters.get(server, []))
-            for server in sorted({*rows, *counters})
-        }
 
     def _hold(self) -> None:
         """Has calls wait, and all pushes before be applied, unless a save or an exchange is under way."""
@@ -321,18 +314,6 @@ def merged(cuts: Sequence[Cut]) -> Cut:
             if known is None or known.incarnation != each.incarnation or known.pushes < each.pushes:
                 seen[worker] = each
     return Cut(step=max(cut.step for cut in cuts), seen=seen)
-
-
-def _rows_at(rows: MovedRows, where: Any, removed: Any) -> MovedRows:
-    return MovedRows(
-        table=rows.table,
-        keys=rows.keys[where],
-        weights=rows.weights[where],
-        state=rows.state[where],
-        statistics=rows.statistics[where],
-        removed=rows.removed[removed],
-        are_candidates=rows.are_candidates,
-    )
 
 
 def rows_of(states: Mapping[int, MapState]) -> list[int]:

@@ -1,0 +1,82 @@
+"""Shards that move from table to table while rows change and are removed."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import (
+    ExpirySpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+
+SPEC = TableSpec(
+    name="t",
+    dim=2,
+    initializer=InitializerSpec(scale=0.1),
+    optimizer=OptimizerSpec(name="adagrad"),
+    num_shards=8,
+    statistics=StatisticsSpec(),
+    expiry=ExpirySpec(max_rows=240),  # 30 a shard, so pushes remove others
+)
+BEFORE, AFTER = ShardMap.of(1), ShardMap.of(3)
+TARGETS = (1, 2)
+
+pushes = st.tuples(st.just("push"), st.integers(0, 20), st.integers(1, 150))
+takes = st.tuples(st.just("take"), st.sampled_from(TARGETS), st.integers(1, 40))
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(pushes | takes, max_size=30))
+def test_targets_end_with_the_rows_of_the_source(steps: list[tuple[str, int, int]]) -> None:
+    source = SparseTable(SPEC)
+    targets = {each: SparseTable(SPEC, server_index=each, shard_map=BEFORE) for each in TARGETS}
+    leaving = {each: frozenset(AFTER.shards_of(each, SPEC.num_shards)) for each in TARGETS}
+    push(source, 0, 200)
+    source.begin_move(sorted(frozenset.union(*leaving.values())))
+    for what, number, size in steps:
+        if what == "push":
+            push(source, 10 * number, size)
+        else:
+            move(source, targets[number], leaving[number], size)
+    for number, target in targets.items():
+        while move(source, target, leaving[number], 7) == 7:
+            pass
+        assert move(source, target, leaving[number], 7) == 0
+        target.place(AFTER, number)
+        for shard in leaving[number]:
+            ours, theirs = target.export_shard(shard), source.export_shard(shard)
+            for name in ("keys", "weights", "state", "statistics"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_shards_take_turns() -> None:
+    """So a move ends however often the rows of one shard change."""
+    source = SparseTable(SPEC)
+    push(source, 0, 100)
+    shards = frozenset(range(SPEC.num_shards))
+    source.begin_move(sorted(shards))
+    taken: set[int] = set()
+    for _ in range(2 * 100 // 5):
+        rows, _ = source.take_moved(shards, 5)
+        taken.update(rows.keys.tolist())
+        push(source, 0, 4)
+
+    assert taken == set(range(100))
+
+
+def move(source: SparseTable, target: SparseTable, shards: frozenset[int], max_rows: int) -> int:
+    rows, removed = source.take_moved(shards, max_rows)
+    target.put_moved(rows, removed)
+    return rows.keys.size
+
+
+def push(table: SparseTable, first: int, size: int) -> None:
+    keys = np.arange(first, first + size, dtype=np.uint64)
+    grad = np.random.default_rng(size).normal(size=(size, SPEC.dim)).astype(np.float32)
+    table.push(SparseGrad(keys, grad, 1, counts=np.ones((size, 2), np.uint32)))
