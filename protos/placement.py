@@ -171,6 +171,7 @@ class ShardMap:
         if (
             self.servers[:1] != (0,)
             or list(self.servers) != sorted(set(self.servers))
+            or self.servers[-1] >= MAX_PLACES
             or len(self.endpoints) != len(self.servers)
             or not NUM_PLACES <= size <= MAX_PLACES
             or size & (size - 1)

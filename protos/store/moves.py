@@ -90,6 +90,7 @@ class Cut:
 
     step: Version = 0
     seen: Mapping[int, SeenPushes] = field(default_factory=dict)
+    completed: str = ""  # a digest of the loads and shrinks that were carried out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ class SeenPushes(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., pushes: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
-    __slots__ = ("step", "seen")
+    __slots__ = ("step", "seen", "completed")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -163,19 +163,23 @@ class Cut(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[SeenPushes, _Mapping]] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
     step: int
     seen: _containers.MessageMap[int, SeenPushes]
-    def __init__(self, step: _Optional[int] = ..., seen: _Optional[_Mapping[int, SeenPushes]] = ...) -> None: ...
+    completed: str
+    def __init__(self, step: _Optional[int] = ..., seen: _Optional[_Mapping[int, SeenPushes]] = ..., completed: _Optional[str] = ...) -> None: ...
 
 class HoldMoveRequest(_message.Message):
-    __slots__ = ("token", "phase", "cut")
+    __slots__ = ("token", "phase", "cut", "number")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     token: str
     phase: Phase
     cut: Cut
-    def __init__(self, token: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
+    number: int
+    def __init__(self, token: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class HoldMoveResponse(_message.Message):
     __slots__ = ("cut",)

@@ -294,6 +294,7 @@ class PutMoved:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldMove:
     token: str
+    number: int
     phase: Phase
     cut: Cut
 

@@ -325,8 +325,11 @@ class PushIntake:
             pass
 
     def _present(self) -> dict[int, Member]:
-        incarnations = self._members.incarnations.items()
-        return {worker: Member(worker, incarnation) for worker, incarnation in incarnations}
+        return {
+            worker: Member(worker, incarnation)
+            for worker, incarnation in self._members.incarnations.items()
+            if self._members.is_present(worker)
+        }
 
     # State; all of this needs the lock
 

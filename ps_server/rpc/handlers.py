@@ -35,6 +35,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.wire import requests
 from ctr_ps.protos.wire.calls import (
     CALLS,
+    END_MOVE,
     PULL_DENSE,
     PULL_SPARSE,
     PUSH_GRAD,
@@ -47,7 +48,7 @@ from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.precompile import Kernels
 from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
 from ctr_ps.ps_server.rpc.journal import CompletedState
-from ctr_ps.ps_server.rpc.moves import Moves
+from ctr_ps.ps_server.rpc.moves import IN_ORDER, Moves
 from ctr_ps.ps_server.rpc.recovery import replay_record
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,20 @@ class Handlers:
         if epoch or isinstance(argument, _PLACED):
             self._require_epoch(epoch)
         self._prepare(call, argument)
+        if call.name not in IN_ORDER:
+            return self._start(call, argument, payload)
+        with self.moves.working:
+            if (end := self.moves.before(argument)) is not None:
+                self._carry_out(END_MOVE, end)
+            return self._start(call, argument, payload)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes for a move that is under way."""
+        with self.moves.working:
+            if (end := self.moves.overdue(seconds)) is not None:
+                self._carry_out(END_MOVE, end)
+
+    def _start(self, call: Call[Q, A], argument: Q, payload: bytes | None) -> Future[A]:
         if isinstance(argument, requests.Join):
             require_format(argument.format, self.engine.members.name(argument.member.worker))
             with self.engine.places:

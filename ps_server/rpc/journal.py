@@ -8,6 +8,7 @@ Every logged call is idempotent, so a log may have calls that a checkpoint has, 
 refused is refused again.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +16,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from ctr_ps.protos.chunking import PushChunk, join_push
-from ctr_ps.protos.errors import CheckpointError, LogError
-from ctr_ps.protos.format import FORMAT
+from ctr_ps.protos.errors import CheckpointError, LogError, ProtocolError
+from ctr_ps.protos.format import FORMAT, require_format
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.store import Member, Shrunk, StateChunk
+from ctr_ps.protos.store.moves import LogRecord
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -54,6 +56,12 @@ class CompletedState:
     shrinks: Mapping[int, Mapping[int, Mapping[str, Shrunk]]] = field(default_factory=dict)
     # incarnation and number of loads, by worker
     loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Returns a digest of which calls these are."""
+        shrinks = {worker: sorted(by_number) for worker, by_number in sorted(self.shrinks.items())}
+        loads = {worker: sorted(each) for worker, each in sorted(self.loads.items())}
+        return hashlib.sha256(repr((shrinks, loads)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,23 @@ class SavedAt:
         except CheckpointError:
             return False
 
+
+_AFTER_STATE = {
+    PART,
+    MESSAGE,
+    *(
+        call.name
+        for call in (
+            calls.CREATE_TABLE,
+            calls.CREATE_DENSE,
+            calls.PUSH_GRAD,
+            calls.PUSH_STATE,
+            calls.BARRIER,
+            calls.ALL_REDUCE,
+        )
+    ),
+}
+"""Kinds of the other records of a head."""
 
 STATE_JSON = TypeAdapter(ServerState)
 RESUMED_JSON = TypeAdapter(ResumedBy)
@@ -190,6 +215,18 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
         ),
         *(_record_of_waiting(each, state.job, state.shard_map.epoch) for each in state.waiting),
     ]
+
+
+def require_head(records: Sequence[LogRecord]) -> None:
+    """Raises ProtocolError unless `state_records` may have returned these."""
+    kinds = [each.kind for each in records]
+    if kinds[:1] != [STATE] or not _AFTER_STATE.issuperset(kinds[1:]):
+        raise ProtocolError(f"the state of a job has records of the kinds {sorted(set(kinds))}")
+    try:
+        state = STATE_JSON.validate_json(records[0].payload)
+    except ValidationError as error:
+        raise ProtocolError(f"the state of a job cannot be read: {error}") from error
+    require_format(state.format, "the job's first server")
 
 
 def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]:

@@ -10,6 +10,7 @@ as calls, so a recovery puts rows and ends moves once more.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.coordination.job_state import WaitingArrival
 from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.rpc.journal import STATE_JSON, CompletedState, state_records
+from ctr_ps.ps_server.rpc.journal import STATE_JSON, CompletedState, require_head, state_records
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ SILENT_S = 30.0
 HELD_S = 10.0
 """And one that has been held for so long."""
 
+DRAINED_S = 60.0
+"""So much longer its driver waits for an answer while pushes are applied."""
+
 WAIT_S = 2.0
 """A call waits for a move; longer ones ask how it ended."""
 
@@ -47,6 +51,11 @@ _OF_MOVES = {
     each.name for each in (calls.BEGIN_MOVE, calls.PUT_MOVED, calls.PREPARE_MOVE, calls.END_MOVE)
 }
 
+IN_ORDER = {*_OF_MOVES, calls.LOAD.name}
+"""Calls that are logged in the order in which they are carried out."""
+
+_NUM_ENDED = 16
+
 
 @dataclass(slots=True)
 class _Move:
@@ -56,6 +65,7 @@ class _Move:
     next_map: ShardMap
     is_live: bool = True  # changes were recorded without a gap: the server was not restarted since
     phase: Phase | None = None
+    num_held: int = 0  # the number of the call that has set it
     cut: Cut | None = None
     disturbed_by: str = ""  # a call that waits, and that pushes in the cut may wait for
     prepared: requests.PrepareMove | None = None
@@ -81,9 +91,11 @@ class Moves:
         self._completed = completed
         self._take_over = take_over
         self.on_drained: Callable[[], None] = lambda: None  # called when all shards have moved away
-        self._working = threading.Lock()  # one call of a driver at a time; taken before `_lock`
+        # One call of a move at a time, with its record in the log; taken before `_lock`.
+        self.working = threading.RLock()
         self._lock = threading.Lock()  # held for decisions only
         self._move: _Move | None = None
+        self._ended: deque[str] = deque(maxlen=_NUM_ENDED)  # their calls may come late
         self._dropping: threading.Thread | None = None  # what has moved away
         self._entering = 0  # calls that change the server, and are being carried out
         self._waiting: list[WaitingFuture[None]] = []
@@ -159,6 +171,36 @@ class Moves:
 
     # What a driver calls
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this server takes part in a move."""
+        return self._move is not None
+
+    def before(self, argument: Any) -> requests.EndMove | None:
+        """Returns how a move ends before a call is logged, None: it does not; needs `working`.
+
+        Raises ProtocolError for a call that is not to be logged: a replay cannot tell that it is refused.
+        """
+        if isinstance(argument, requests.Load) and self._move is not None:
+            return requests.EndMove(token=self._move.token, is_committed=False)
+        if isinstance(argument, requests.PrepareMove):
+            self._require_closed(argument)
+        return None
+
+    def _require_closed(self, request: requests.PrepareMove) -> None:
+        """Raises ProtocolError unless nothing has changed since the last rows were taken."""
+        move, index = self._required(request.token), self._engine.owner.server_index
+        if index == NO_SERVER:
+            if request.server not in move.next_map.servers:
+                raise ProtocolError(f"server {request.server} is not in the map of the move")
+            require_head(request.records)
+        elif request.server != index or request.records:
+            raise ProtocolError(
+                f"server {request.server} was to prepare a move, but this is server {index}, with its job"
+            )
+        elif move.prepared is None and not (move.is_live and move.phase is Phase.CLOSE):
+            raise ProtocolError("calls went on after the last rows were taken: begin another move")
+
     def get_map(self) -> MapState:
         """Returns the map, and the move that this server takes part in."""
         engine, move = self._engine, self._move
@@ -182,12 +224,12 @@ class Moves:
 
     def begin_move(self, request: requests.BeginMove) -> None:
         """A move begins; see the .proto file for this and the other calls of moves."""
-        with self._working:
+        with self.working:
             if self._move is not None and self._move.token == request.token:
                 return
             if self._move is not None:
                 raise ProtocolError(f"move {self._move.token} is under way")
-            if request.token == self._engine.last_move:
+            if request.token == self._engine.last_move or request.token in self._ended:
                 raise ProtocolError(f"move {request.token} has ended")
             engine = self._engine
             engine.job.require_no_failure()
@@ -210,7 +252,7 @@ class Moves:
 
     def take_moved(self, request: requests.TakeMoved) -> Taken:
         """Returns what has changed of the shards that leave."""
-        with self._working:
+        with self.working:
             move = self._required(request.token)
             if not move.is_live:
                 raise ProtocolError("the server was restarted since the move began: begin another")
@@ -225,7 +267,7 @@ class Moves:
 
     def put_moved(self, request: requests.PutMoved) -> None:
         """Takes over what another server had."""
-        with self._working:
+        with self.working:
             move = self._required(request.token)
             if request.number <= move.num_put:
                 return
@@ -243,6 +285,9 @@ class Moves:
             move = self._required(request.token)
             if move.prepared is not None:
                 raise ProtocolError(f"move {request.token} is prepared")
+            if request.number < move.num_held:
+                raise ProtocolError("a call of a move came late, after others")
+            move.num_held = request.number
             if request.phase is Phase.RELEASE:
                 move.phase = move.cut = None
                 move.held_s = 0.0
@@ -258,7 +303,9 @@ class Moves:
                 move.cut = request.cut
         match request.phase:
             case Phase.HOLD:
-                return self._when_entered(pushes.seen)
+                return self._when_entered(
+                    lambda: replace(pushes.seen(), completed=self._completed().digest())
+                )
             case Phase.DRAIN:
                 self._release()  # those in the cut go on
                 return pushes.when_drained(request.cut, lambda: move.disturbed_by)
@@ -275,7 +322,7 @@ class Moves:
 
     def get_job_state(self, request: requests.GetJobState) -> Sequence[LogRecord]:
         """Returns the head of a log, for a server that is added."""
-        with self._working:
+        with self.working:
             move = self._required(request.token)
             if move.phase is not Phase.CLOSE:
                 raise ProtocolError("the job still changes: close it first")
@@ -298,7 +345,7 @@ class Moves:
 
     def prepare_move(self, request: requests.PrepareMove) -> None:
         """The move may be ended by the new map."""
-        with self._working:
+        with self.working:
             move = self._required(request.token)
             records = [Record(each.kind, each.payload) for each in request.records]
             # While no piece has elements: those of the new map are put here.
@@ -309,7 +356,7 @@ class Moves:
 
     def end_move(self, request: requests.EndMove) -> None:
         """The move ends, by the new map or the old one."""
-        with self._working:
+        with self.working:
             if request.token == self._engine.last_move:
                 if not request.is_committed:
                     raise ProtocolError(f"move {request.token} has ended by the new map")
@@ -328,6 +375,7 @@ class Moves:
                 self._engine.parameters.place(
                     self._engine.shard_map, self._engine.owner.server_index
                 )
+            self._ended.append(move.token)
             with self._lock:
                 self._move, self._engine.moves_shards = None, False
                 move.disturbed_by = "a move that was ended"
@@ -374,11 +422,12 @@ class Moves:
             if (move := self._move) is None:
                 return None
             move.silent_s += seconds
+            limit_s = SILENT_S + (DRAINED_S if move.phase is Phase.DRAIN else 0.0)
             # While parts of a step are awaited, nobody waits for the move.
             is_held = move.phase is Phase.CLOSE or not self._engine.job.pushes.in_steps
             move.held_s += seconds if move.phase is not None and is_held else 0.0
             is_bound = move.prepared is not None and not self._decides
-            if is_bound or (move.silent_s < SILENT_S and move.held_s < HELD_S):
+            if is_bound or (move.silent_s < limit_s and move.held_s < HELD_S):
                 return None
             logger.warning(
                 "move ended, as its driver was silent for too long: token=%s", move.token

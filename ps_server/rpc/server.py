@@ -17,7 +17,7 @@ from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryErro
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
-from ctr_ps.protos.wire.calls import CALLS, END_MOVE
+from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import HealthService
 from ctr_ps.protos.wire.security.authorization import interceptors_of
@@ -360,8 +360,8 @@ class Server:
             while True:
                 await asyncio.sleep(TICK_S)
                 self._warn_of_replay()
-                if (end := self._handlers.moves.overdue(TICK_S)) is not None:
-                    await asyncio.to_thread(self._handlers.start, END_MOVE, end)
+                if self._handlers.moves.is_under_way:
+                    await asyncio.to_thread(self._handlers.pass_time, TICK_S)
                 if not self._is_drained:
                     self._engine.pass_time(TICK_S)
                 self._handlers.end_if_all_left()

@@ -10,6 +10,7 @@ cost more than the work.
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -472,7 +473,8 @@ class SparseTable:
         """
         widths = {STATISTICS_WIDTH if candidates else self._regions.layout.statistics_width}
         dim, state_width = (0, 0) if candidates else (self.spec.dim, self.state_width)
-        self._require_widths(rows, dim, state_width, widths)
+        if rows.keys.size:  # a message tells no widths of no rows
+            self._require_widths(rows, dim, state_width, widths)
         for keys in (rows.keys, removed):
             counts = self._count_by_shard(keys, ANY_SERVER)
             if counts[self.shards].any():
@@ -483,10 +485,9 @@ class SparseTable:
             with self._locks[shard]:
                 keys = self._arrays.keys[self._regions.rows_of(shard), 0]
                 self._regions.remove_rows(shard, np.isin(keys, removed).astype(np.uint8))
-        if candidates:
-            self._write_candidates(rows, ANY_SERVER)
-        else:
-            self._write(rows, 0, ANY_SERVER)
+        if rows.keys.size:
+            write = self._write_candidates if candidates else partial(self._write, draw=0)
+            write(rows, server=ANY_SERVER)
 
     def candidates_of_shard(self, shard: int) -> Rows | None:
         """Returns a copy of a shard's candidates, ascending by key; None: they are not counted exactly."""

@@ -8,7 +8,7 @@ Each call stands in the place where a server has carried it out; `kinds` are all
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.store import (
     BlockState,
@@ -29,7 +30,7 @@ from ctr_ps.protos.store import (
     WorkerLoss,
     WorkerProgress,
 )
-from ctr_ps.protos.store.moves import Moved
+from ctr_ps.protos.store.moves import Cut, Moved, Phase
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -229,6 +230,9 @@ def _move(server: _Server) -> None:
     ]
     server.call("BeginMove", requests.BeginMove(token="m1", shard_map=next_map))
     server.call("PutMoved", requests.PutMoved(token="m1", number=1, moved=Moved(blocks=pieces)))
+    close = requests.HoldMove(token="m1", number=1, phase=Phase.CLOSE, cut=Cut())
+    with suppress(ProtocolError):  # an exchange is under way, but calls are held
+        server.call("HoldMove", close)
     server.call("PrepareMove", requests.PrepareMove(token="m1", server=0))
     server.call("EndMove", requests.EndMove(token="m1", is_committed=False))
 

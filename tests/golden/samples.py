@@ -143,7 +143,7 @@ PROGRESS = WorkerProgress(
     sent_partitions={"clicks/0": "13"},
 )
 SHARD_MAP = ShardMap(4, (0, 2), (0, 2) * 512, ("ps-0:7164", "ps-2:7164"))
-CUT = Cut(step=40, seen={1: SeenPushes(incarnation=2**63 + 5, pushes=18)})
+CUT = Cut(step=40, seen={1: SeenPushes(incarnation=2**63 + 5, pushes=18)}, completed="5f3e")
 MOVED = Moved(
     rows=[
         MovedRows(
@@ -379,7 +379,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
         Taken(moved=MOVED, is_all=True),
     ),
     "PutMoved": (requests.PutMoved(token="m2", number=3, moved=MOVED), None),
-    "HoldMove": (requests.HoldMove(token="m2", phase=Phase.DRAIN, cut=CUT), CUT),
+    "HoldMove": (requests.HoldMove(token="m2", number=5, phase=Phase.DRAIN, cut=CUT), CUT),
     "GetJobState": (
         requests.GetJobState(token="m2"),
         [LogRecord(kind="state", payload=b"{}")],

@@ -10,6 +10,7 @@ then on the new one, of which clients tell the servers that do not know it.
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ MOST_ROUNDS = 20
 HOLD_S = 120.0
 """For saves, and exchanges of messages, to leave time between them."""
 PAUSE_S = 0.1
+SIGN_S = 5.0
 DECLARED_S = 10.0
 
 
@@ -99,6 +101,8 @@ class Move:
         self._num_taken = dict.fromkeys(self._all, 0)
         self._num_put = dict.fromkeys(self._all, 0)
         self._rate = mib_per_s * MIB
+        self._next_sign = 0.0
+        self._num_held = 0
         self._tell = tell
         self.progress = Progress(num_moved(self._before, next_map, rows_of(states)))
 
@@ -119,9 +123,10 @@ class Move:
             )
         )
         try:
-            self._to_all(
-                calls.BEGIN_MOVE, requests.BeginMove(token=self.token, shard_map=self._after)
-            )
+            begin = requests.BeginMove(token=self.token, shard_map=self._after)
+            # The first server before others: so a move that they know, and it does not, has ended.
+            self._transport.call(0, calls.BEGIN_MOVE, begin).result()
+            self._to_all(calls.BEGIN_MOVE, begin)
             self._declare()
             self._copy()
             self._hold()
@@ -149,6 +154,8 @@ class Move:
         try:
             self._transport.call(0, calls.END_MOVE, self._end(is_committed=False)).result()
         except ProtocolError:
+            if self._transport.call(0, calls.GET_MAP, None).result().last_move != self.token:
+                raise
             return True
         except TransportError as away:
             raise UsageError(
@@ -185,20 +192,28 @@ class Move:
     def _copy_round(self, *, with_counts: bool = False) -> int:
         """Copies what has changed on each server, once around; returns the number of rows."""
         copied = 0
-        for source, target in self._pairs:
-            is_all = False
-            while not is_all:
-                began = time.monotonic()
-                taken = self._take(source, target, with_counts=with_counts)
-                is_all = taken.is_all
-                if taken.moved.rows or taken.moved.counters:
-                    self._put(target, taken.moved)
-                    copied += taken.moved.num_rows
-                if not with_counts:  # while all train, who shall go on
-                    time.sleep(
-                        max(0.0, began + taken.moved.num_bytes / self._rate - time.monotonic())
-                    )
+        left = deque(self._pairs)
+        while left:
+            began = time.monotonic()
+            source, target = left.popleft()
+            taken = self._take(source, target, with_counts=with_counts)
+            if taken.moved.rows or taken.moved.counters:
+                self._put(target, taken.moved)
+                copied += taken.moved.num_rows
+            if not taken.is_all:
+                left.append((source, target))
+            if not with_counts:  # while all train, who shall go on
+                self._say_that_it_goes_on()
+                time.sleep(max(0.0, began + taken.moved.num_bytes / self._rate - time.monotonic()))
         return copied
+
+    def _say_that_it_goes_on(self) -> None:
+        """To servers that have nothing to do in this part of the move; they end one that is silent."""
+        if time.monotonic() < self._next_sign:
+            return
+        self._next_sign = time.monotonic() + SIGN_S
+        for server in self._all:
+            self._take(server, server, with_counts=False)
 
     def _take(self, source: int, target: int, *, with_counts: bool) -> Taken:
         self._num_taken[source] += 1
@@ -232,7 +247,10 @@ class Move:
         while True:
             self._held_at = time.monotonic()
             try:
-                self._hold_at(Phase.DRAIN, merged(self._hold_at(Phase.HOLD)))
+                cuts = self._hold_at(Phase.HOLD)
+                if len({cut.completed for cut in cuts}) > 1:
+                    raise ProtocolError("a load or shrink has not come to all servers")
+                self._hold_at(Phase.DRAIN, merged(cuts))
                 self._hold_at(Phase.CLOSE)
             except (WaitTimeoutError, ProtocolError) as error:
                 self._hold_at(Phase.RELEASE)
@@ -245,7 +263,10 @@ class Move:
                 return
 
     def _hold_at(self, phase: Phase, cut: Cut | None = None) -> list[Cut]:
-        request = requests.HoldMove(token=self.token, phase=phase, cut=cut or Cut())
+        self._num_held += 1
+        request = requests.HoldMove(
+            token=self.token, number=self._num_held, phase=phase, cut=cut or Cut()
+        )
         pending = [
             self._transport.call(server, calls.HOLD_MOVE, request) for server in self._old.servers
         ]

@@ -15,7 +15,7 @@ from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.spec import AdmissionSpec, StatisticsSpec
 from ctr_ps.protos.store import BlockState, Message, ReduceOp, RowStates, StateChunk
-from ctr_ps.protos.store.moves import Moved, MovedCounters, MovedRows
+from ctr_ps.protos.store.moves import Cut, Moved, MovedCounters, MovedRows, Phase
 from ctr_ps.protos.store.state_transfer import stretch_of
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS, Call
@@ -57,6 +57,10 @@ POST = (
 
 FILTERED = AdmissionSpec(threshold=3, counter="bloom", expected_keys=200)
 ADAM = optimizer_of(TOWER.optimizer)
+CLOSE = (
+    calls.HOLD_MOVE,
+    requests.HoldMove(token="m", number=1, phase=Phase.CLOSE, cut=Cut()),
+)
 NEXT_MAP = replace(ShardMap.of(1, ("ps-0:1",)), epoch=FIRST_EPOCH + 1)
 PIECE = BlockState(
     weights=np.full(TOWER.length, 0.5, np.float32),
@@ -73,6 +77,7 @@ def move(_: Path) -> Calls:
         PUSH,
         (calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP)),
         (calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=piece)),
+        CLOSE,
         (calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0)),
         (calls.END_MOVE, requests.EndMove(token="m", is_committed=True)),
     ]
@@ -234,6 +239,7 @@ UNFIT = {
 
 def prepare_with(moved: Moved, handlers: Handlers) -> None:
     handlers.start(calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=moved))
+    handlers.start(*CLOSE)
     handlers.start(calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0))
 
 

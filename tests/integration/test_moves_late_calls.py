@@ -1,0 +1,310 @@
+"""Moves of shards whose calls come late or again, between servers that restart, load and shrink meanwhile."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr_ps.protos.errors import CtrPsError, ProtocolError
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
+from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
+from ctr_ps.protos.store.moves import Cut, LogRecord, Phase
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.plan import with_server
+from tests.support.local_transport import Answer
+from tests.support.moving import (
+    KEYS,
+    SPARE,
+    SPEC,
+    MovingServers,
+    MovingTransport,
+    moving_servers,
+    ones,
+)
+from tests.support.stores import INCARNATION, push_id
+
+EXPIRING = replace(SPEC, statistics=StatisticsSpec(), expiry=ExpirySpec(max_unseen=1))
+
+
+@pytest.fixture
+def servers(tmp_path: Path):
+    with moving_servers(tmp_path) as found:
+        yield found
+
+
+def before_prepare(move: Move, do: Callable[[], Any]) -> Move:
+    prepare = move._prepare
+
+    def both() -> None:
+        do()
+        prepare()
+
+    move._prepare = both
+    return move
+
+
+def maps(servers: MovingServers) -> list[tuple[int, str]]:
+    states = [servers.transport.call(each, calls.GET_MAP, None).result() for each in (0, 1)]
+    return [(each.shard_map.epoch, each.last_move) for each in states]
+
+
+def test_a_server_that_restarts_after_its_rows_were_taken_does_not_prepare(servers):
+    servers.begin()
+    servers.push(0)
+
+    def restart() -> None:
+        servers.restart("s1:1", 1)
+        assert servers.push_parts(1) == [False, True]  # nothing holds it there
+
+    with pytest.raises(ProtocolError, match="begin another move"):
+        before_prepare(servers.exchange(), restart).run()
+    servers.push(1)
+    assert servers.weights() == {2.0: KEYS.size}
+
+
+@pytest.mark.parametrize("phase", [Phase.RELEASE, Phase.HOLD])
+def test_a_hold_that_comes_late_changes_nothing(servers, phase: Phase):
+    servers.begin()
+    servers.push(0)
+    move = servers.exchange()
+
+    def hold_late() -> None:
+        late = requests.HoldMove(token=move.token, number=1, phase=phase, cut=Cut())
+        with pytest.raises(ProtocolError, match="came late"):
+            servers.transport.call(1, calls.HOLD_MOVE, late).result()
+        assert servers.push_parts(1) == [False, False]
+
+    before_prepare(move, hold_late).run()
+    servers.push(1)
+    assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_an_end_by_who_saw_the_beginning_is_of_a_move_that_has_ended(servers):
+    """It comes late, when its server is prepared."""
+    servers.begin()
+    servers.push(0)
+    delayed = []
+
+    class Watcher(MovingTransport):
+        def call(self, server, call, argument, **options):
+            if call is not calls.END_MOVE:
+                return super().call(server, call, argument, **options)
+            delayed.append((server, argument))
+            return Answer(lambda: None)
+
+    class Slow(MovingTransport):
+        """The first server's answers come last."""
+
+        def call(self, server, call, argument, **options):
+            if server != 0 or call is not calls.BEGIN_MOVE:
+                answer = super().call(server, call, argument, **options)
+                settle(Watcher(servers))
+                return answer
+            called = super().call
+            return Answer(lambda: called(server, call, argument).result())
+
+    move = servers.exchange()
+    move._transport = Slow(servers)
+
+    def end_late() -> None:
+        for server, end in delayed:
+            servers.transport.call(server, calls.END_MOVE, end).result()
+
+    before_prepare(move, end_late).run()
+    assert maps(servers) == [(2, move.token)] * 2
+    assert servers.weights() == {1.0: KEYS.size}
+
+
+def test_a_beginning_that_comes_late_begins_nothing(servers):
+    servers.begin()
+    move = servers.exchange()
+    begin = requests.BeginMove(token=move.token, shard_map=move._after)
+    before_prepare(move, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        move.run()
+    with pytest.raises(ProtocolError, match="has ended"):
+        servers.transport.call(0, calls.BEGIN_MOVE, begin).result()
+
+
+def test_the_log_has_ends_in_the_order_in_which_they_were_carried_out(servers):
+    """A clock that ends the move, and the commit, come together."""
+    servers.begin()
+    servers.push(0)
+    handlers, move = servers.handlers["s0:1"], servers.exchange()
+    carry_out = handlers._carry_out
+    is_committing, clocks = threading.Event(), []
+
+    def slowly(call: Any, argument: Any, *payload: Any) -> Any:
+        if call is calls.END_MOVE and argument.is_committed:
+            is_committing.set()
+            clocks[0].join(0.2)  # it has had the time to come between
+        return carry_out(call, argument, *payload)
+
+    def pass_time() -> None:
+        is_committing.wait()
+        handlers.pass_time(0.5)
+
+    def meet() -> None:
+        handlers.moves._move.held_s = 9.9
+        handlers._carry_out = slowly
+        clocks.append(threading.Thread(target=pass_time))
+        clocks[0].start()
+
+    prepare = move._prepare
+    move._prepare = lambda: (prepare(), meet())
+    move.run()
+    clocks[0].join()
+    expected = maps(servers)
+    servers.restart("s0:1", 0)
+    assert maps(servers) == expected == [(2, move.token)] * 2
+
+
+def test_a_clock_that_meets_the_commit_ends_nothing(servers):
+    servers.begin()
+    servers.exchange().run()
+    servers.handlers["s0:1"].pass_time(100.0)
+    assert servers.weights() == {0.0: KEYS.size}
+
+
+def test_a_load_that_has_not_come_to_all_servers_ends_the_move(servers, tmp_path: Path):
+    servers.begin()
+    servers.push(0)
+    servers.client.save(SaveRequest(url=str(tmp_path / "model")))
+    servers.push(1)
+    ended = straddle(servers, "Load", lambda: servers.client.load(str(tmp_path / "model")))
+    assert "was ended" in str(ended)
+    assert servers.weights() == {1.0: KEYS.size}
+
+
+def test_a_shrink_that_has_not_come_to_all_servers_is_waited_for(servers):
+    servers.begin(EXPIRING)
+    counts = np.tile(np.array([[1, 0]], np.uint32), (KEYS.size, 1))
+    grad = SparseGrad(KEYS, np.ones((KEYS.size, 1), np.float32), 1, counts)
+    servers.client.push_grad(
+        Gradients(sparse={SPEC.name: grad}, dense={}), push_id(sequence=0)
+    ).result()
+    servers.client.shrink()
+    assert straddle(servers, "Shrink", servers.client.shrink) is None
+    assert servers.client.status().tables[SPEC.name].rows == 0
+
+
+def straddle(servers: MovingServers, name: str, call_all: Callable[[], Any]) -> CtrPsError | None:
+    """Calls all servers, the second one while shards move; returns what the move fails with."""
+    has_begun, is_let_go, failed = threading.Event(), threading.Event(), []
+    move = servers.exchange()
+    hold_at = move._hold_at
+
+    def hold(phase: Phase, *cut: Any) -> Any:
+        held = hold_at(phase, *cut)
+        if phase is Phase.RELEASE:
+            is_let_go.set()
+            caller.join()
+        return held
+
+    def run() -> None:
+        try:
+            move.run()
+        except CtrPsError as error:
+            failed.append(error)
+        is_let_go.set()
+
+    def look(endpoint: str, call: Any, argument: Any) -> None:
+        if call.name == name and endpoint == "s1:1" and not has_begun.is_set():
+            has_begun.set()
+            moving.start()
+            assert is_let_go.wait(10.0)
+
+    move._hold_at = hold
+    servers.transport.before = look
+    moving, caller = threading.Thread(target=run), threading.Thread(target=call_all)
+    caller.start()
+    caller.join()
+    moving.join()
+    return failed[0] if failed else None
+
+
+def test_a_load_ends_a_move_that_copies(servers, tmp_path: Path):
+    servers.begin()
+    few = SparseGrad(KEYS[:100], np.ones((100, 1), np.float32), 1)
+    servers.client.push_grad(
+        Gradients(sparse={SPEC.name: few}, dense={}), push_id(sequence=0)
+    ).result()
+    servers.client.save(SaveRequest(url=str(tmp_path / "model")))
+    expected = servers.client.digest()
+    servers.push(1)
+    transport = MovingTransport(servers)
+    states = states_of(transport)
+    move = Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states)))
+    hold = move._hold
+    move._hold = lambda: (servers.client.load(str(tmp_path / "model")), hold())
+    with pytest.raises(ProtocolError, match="was ended"):
+        move.run()
+    assert servers.client.digest() == expected
+    assert servers.client.status().tables[SPEC.name].rows == 100
+
+
+def test_pushes_of_a_worker_that_the_job_goes_on_without_are_not_waited_for(tmp_path: Path):
+    lease = Lease(seconds=10.0, on_worker_loss=WorkerLoss.CONTINUE)
+    with moving_servers(tmp_path, num_workers=2) as servers:
+        servers.begin(lease=lease)
+        routing = servers.client._routing
+        chunk = routing.split_push(ones(), bfloat16=False)[1][0]
+        push = servers.client._push_request(routing, chunk, push_id(worker=1, sequence=0), None)
+        servers.transport.call(1, calls.PUSH_GRAD, push).result()
+        for endpoint in servers.endpoints:
+            engine = servers.handlers[endpoint].engine
+            for _ in range(8):
+                engine.job.admit(Member(0, INCARNATION), None)  # a sign of life
+                engine.pass_time(2.0)
+            assert engine.job.state().members.left == [1]
+        servers.exchange().run()
+        assert sum(servers.weights().values()) == KEYS.size
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [LogRecord(kind="state", payload=b"{}")],
+        [LogRecord(kind="EndMove", payload=b"")],
+        [],
+    ],
+    ids=["no state", "another call", "none"],
+)
+def test_a_server_takes_over_no_job_that_it_cannot_read(servers, records):
+    servers.begin()
+    transport = MovingTransport(servers)
+    states = states_of(transport)
+    move = Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states)))
+
+    def prepare(endpoint: str, call: Any, argument: Any) -> None:
+        if call is calls.PREPARE_MOVE and endpoint == SPARE:
+            object.__setattr__(argument, "records", records)
+
+    transport.before = prepare
+    with pytest.raises(ProtocolError, match="the state of a job"):
+        move.run()
+    assert servers.handlers[SPARE].moves.get_map().server is None
+    servers.push(0)
+    assert servers.weights() == {1.0: KEYS.size}
+
+
+def test_a_server_prepares_no_other_ones_shards(servers):
+    servers.begin()
+    servers.push(0)
+    move = servers.exchange()
+
+    def swap(endpoint: str, call: Any, argument: Any) -> None:
+        if call is calls.PREPARE_MOVE and endpoint == "s1:1":
+            object.__setattr__(argument, "server", 0)
+
+    move._transport.before = swap
+    with pytest.raises(ProtocolError, match="but this is server 1"):
+        move.run()
+    assert servers.weights() == {1.0: KEYS.size}
