@@ -198,8 +198,10 @@ class Moves:
             raise ProtocolError(
                 f"server {request.server} was to prepare a move, but this is server {index}, with its job"
             )
-        elif move.prepared is None and not (move.is_live and move.phase is Phase.CLOSE):
-            raise ProtocolError("calls went on after the last rows were taken: begin another move")
+        elif move.prepared is None:
+            self._require_live(move)
+            if move.phase is not Phase.CLOSE:
+                raise ProtocolError("calls went on after the last rows were taken")
 
     def get_map(self) -> MapState:
         """Returns the map, and the move that this server takes part in."""
@@ -254,8 +256,7 @@ class Moves:
         """Returns what has changed of the shards that leave."""
         with self.working:
             move = self._required(request.token)
-            if not move.is_live:
-                raise ProtocolError("the server was restarted since the move began: begin another")
+            self._require_live(move)
             if move.last_taken is not None and move.last_taken[0] == request.number:
                 return move.last_taken[1]
             with_counts = request.with_counts and move.phase is Phase.CLOSE
@@ -288,6 +289,8 @@ class Moves:
             if request.number < move.num_held:
                 raise ProtocolError("a call of a move came late, after others")
             move.num_held = request.number
+            if request.phase is not Phase.RELEASE:
+                self._require_live(move)
             if request.phase is Phase.RELEASE:
                 move.phase = move.cut = None
                 move.held_s = 0.0
@@ -413,6 +416,11 @@ class Moves:
             raise ProtocolError(f"move {token} is not under way: it was ended")
         move.silent_s = 0.0
         return move
+
+    def _require_live(self, move: _Move) -> None:
+        """Refuses a server that was restarted: nothing waits there, so it may have more than the cut."""
+        if not move.is_live and self._engine.owner.server_index != NO_SERVER:
+            raise ProtocolError("the server was restarted since the move began: begin another")
 
     # Time, and a recovery
 

@@ -63,7 +63,7 @@ def test_a_server_that_restarts_after_its_rows_were_taken_does_not_prepare(serve
         servers.restart("s1:1", 1)
         assert servers.push_parts(1) == [False, True]  # nothing holds it there
 
-    with pytest.raises(ProtocolError, match="begin another move"):
+    with pytest.raises(ProtocolError, match="the server was restarted"):
         before_prepare(servers.exchange(), restart).run()
     servers.push(1)
     assert servers.weights() == {2.0: KEYS.size}

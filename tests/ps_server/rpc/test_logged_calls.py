@@ -261,6 +261,30 @@ def test_move_that_does_not_fit_is_refused_and_refused_again(name: str, tmp_path
     assert state_of(again, recovered(tmp_path / "log", again)) == before
 
 
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_server_that_was_restarted_goes_on_with_a_move_only_if_prepared(
+    is_prepared: bool, tmp_path: Path
+) -> None:
+    """Nothing has waited there, so it may have pushes that are not in the cut."""
+    handlers, log = begun_log(tmp_path, in_process(num_workers=2))
+    _, begin, put, prepare, _ = move(tmp_path)
+    for each in (begin, put, *([prepare] if is_prepared else [])):
+        handlers.start(*each)
+    log.close()
+
+    again = recovered(tmp_path, in_process(num_workers=2))
+    again.moves.recovered()
+
+    if is_prepared:
+        again.start(*prepare)
+        return
+    for phase in (Phase.HOLD, Phase.DRAIN, Phase.CLOSE):
+        with pytest.raises(ProtocolError, match="was restarted"):
+            again.start(calls.HOLD_MOVE, requests.HoldMove(token="m", phase=phase, cut=Cut()))
+    with pytest.raises(ProtocolError, match="was restarted"):
+        again.start(*prepare)
+
+
 def test_every_call_that_changes_a_server_is_logged() -> None:
     assert {name for name, call in CALLS.items() if call.is_logged} == CHANGES.keys()
     others = {
