@@ -17,14 +17,15 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Missing
-from ctr_ps.protos.wire.calls import BEGIN_MOVE
-from ctr_ps.protos.wire.requests import BeginMove
+from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE
+from ctr_ps.protos.wire.requests import BeginMove, EndMove
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
+from tests.support.crashed_moves import Crash, CrashingTransport, DriverKilledError
 from tests.support.stores import KEYS, TOWER, declare, push_id
 
 COUNTED = TableSpec(
@@ -189,6 +190,23 @@ def test_a_move_that_fails_leaves_the_map_and_the_rows():
         add(transport, spare)
         assert len(transport.shard_map.servers) == 3
         client.push_grad(gradients(random), push_id(sequence=2)).result()
+
+
+def test_a_server_that_a_dead_driver_has_prepared_is_added_by_another():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        spare, crash = servers.start_spare(), Crash("end by server 0", is_after=False)
+        transport = CrashingTransport(driver(servers), crash)
+        crash.kill = transport.dies
+        states = states_of(transport)
+        move = Move(transport, states, with_server(transport.shard_map, spare, weights_of(states)))
+        with pytest.raises(DriverKilledError):
+            move.run()
+        transport = driver(servers)
+        for server in (0, 1):  # as their clocks do, or their clients
+            transport.call(server, END_MOVE, EndMove(token=move.token, is_committed=False)).result()
+        add(transport, spare)
+        assert len(transport.shard_map.servers) == 3
 
 
 def test_shards_of_a_job_whose_workers_come_and_go_do_not_move():

@@ -123,11 +123,14 @@ class Move:
             )
         )
         try:
+            if self._added:
+                # Only a driver can tell it, if it is prepared to end an earlier move.
+                settle(self._transport)
+            self._declare()  # before, as new kernels may take long
             begin = requests.BeginMove(token=self.token, shard_map=self._after)
             # The first server before others: so a move that they know, and it does not, has ended.
             self._transport.call(0, calls.BEGIN_MOVE, begin).result()
             self._to_all(calls.BEGIN_MOVE, begin)
-            self._declare()
             self._copy()
             self._hold()
             self._copy_rest()
@@ -162,9 +165,13 @@ class Move:
                 f"server 0 does not answer, so it is not known how the move {self.token} ends: look at the "
                 f"status when it is back ({error}; {away})"
             ) from error
-        for server in self._all:
+        ending = [
+            self._transport.call(server, calls.END_MOVE, self._end(is_committed=False))
+            for server in self._all
+        ]
+        for ended in ending:
             with suppress(CtrPsError):  # it ends the move by itself, or its callers tell it
-                self._transport.call(server, calls.END_MOVE, self._end(is_committed=False)).result()
+                ended.result()
         self._transport.use(self._old)
         return False
 
