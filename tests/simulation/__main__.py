@@ -19,7 +19,7 @@ for argument in sys.argv:
     if argument.startswith("--fault="):
         past.install(argument.partition("=")[2])
 
-from tests.simulation import cluster, disk, network, seeds  # noqa: E402
+from tests.simulation import cluster, crashes, disk, network, seeds  # noqa: E402
 
 network.install()
 disk.install()
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--switches", action="store_true", help="tell each switch of threads")
     parser.add_argument("--seconds", type=float, help="begin no seed after so many seconds")
     parser.add_argument("--until-bad", action="store_true", help="end with the first bad seed")
+    parser.add_argument("--crashes", metavar="TEXT,TEXT", help="in moves, whose name has each TEXT")
     parser.add_argument("--fault", help="put this fault of the past back: --fault=NAME")
     parser.add_argument("--undisturbed", type=Path, help="file with what undisturbed runs give")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -53,6 +54,9 @@ def main() -> int:
             print(result.told())
             print(f"digest {result.outcome.digest:08x}")
             return 0 if result.is_good else 1
+        if options.crashes is not None:
+            bad = crashes.run_cases(simulator, options.crashes, options.processes)
+            return 1 if bad else 0
         return _run_range(simulator, options)
     finally:
         simulator.close()

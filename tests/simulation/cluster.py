@@ -164,6 +164,7 @@ class Outcome:
     num_calls: int = 0
     num_switches: int = 0
     digest: int = 0
+    steps: list[tuple[float, CallFault]] = field(default_factory=list)  # of a move, and when
 
 
 class Cluster:

@@ -108,7 +108,7 @@ class Client:
             # The first worker is the last to come to the barrier: the others wait there for long.
             pushes = 0 if joined.barriers_passed > 1 else PUSHES // (1 + self._worker)
             for sequence in range(pushes):
-                time.sleep(random.uniform(0.0, self._setup.pace_s))
+                time.sleep(random.uniform(0.0, home.setup.pace_s))
                 self._push(client, sequence, incarnation)
                 if random.random() < READ_SHARE:
                     self._read(client)

@@ -42,6 +42,12 @@ CLIENT_REPLACED = "client pauses and is replaced"
 CLIENT_REPLACED_AFTER = "client pauses after the answer and is replaced"
 SLOW, DOUBLED_THEN_DIES = "slow", "doubled, and its server dies after the second"
 CUTS = "cuts the link"
+# of the process that the fault names
+DIES_BEFORE, DIES_AFTER, DIES_UNANSWERED = (
+    "dies before",
+    "dies after",
+    "dies after, without answer,",
+)
 OF_MESSAGES = (LOST_REQUEST, LOST_REPLY, DOUBLED, LATE_REQUEST, LATE_REPLY)
 OF_SERVERS = (SERVER_DIES_BEFORE, SERVER_DIES_DURING, SERVER_DIES_AFTER)
 CALL_FAULTS = (
@@ -69,13 +75,14 @@ class CallFault:
     number: int
     seconds: float = 0.0  # by which the message, or its second copy, is late; of the pause
     loses_power: bool = False  # with the server
+    victim: str = ""
 
     def __str__(self) -> str:
         late = f" by {self.seconds:.2f} s" if self.seconds else ""
         power = " without power" if self.loses_power else ""
-        return (
-            f"{self.kind}{late}{power}: {self.call} {self.number}, {self.client} to {self.server}"
-        )
+        who = f"{self.victim} " if self.victim else ""
+        call = f"{self.call} {self.number}, {self.client} to {self.server}"
+        return f"{who}{self.kind}{late}{power}: {call}"
 
 
 class Network:
@@ -92,6 +99,7 @@ class Network:
         self.replace: Callable[[Process, float], None] = lambda _, __: None
         self.happened: list[CallFault] = []
         self.wrong: list[str] = []
+        self.on_call: Callable[[str, str, str, int], None] = lambda *_: None
         self.on_answer: Callable[[Process], None] = lambda _: None
         # number of the start of the process that answers, and that has its place, by name
         self._newest: dict[str, int] = {}
@@ -200,10 +208,16 @@ class Network:
     def noticed(self) -> float:
         return self._world.random.uniform(*NOTICED_S)
 
+    def kill_named(self, name: str) -> None:
+        for process in self._world.processes:
+            if process.name == name:
+                self.kill(process, False)
+
     def fault_of(self, client: Process, server: Process, call: str) -> CallFault | None:
         place = client.name, server.name, call
         number = self._counts[place]
         self._counts[place] += 1
+        self.on_call(*place, number)
         fault = self._faults.get((*place, number))
         if fault is not None:
             self.happened.append(fault)
@@ -263,6 +277,8 @@ class Call(futures.Future[Any]):
         if fault is not None and kind == SERVER_DIES_BEFORE:
             world().at(net.delay(), partial(net.kill, server.process, fault.loses_power))
             return
+        if fault is not None and kind == DIES_BEFORE:
+            world().at(0.0, partial(net.kill_named, fault.victim))
         if fault is not None and kind == CUTS:
             link = self.client.name, server.process.name
             net.cut(*link)
@@ -374,7 +390,9 @@ class Call(futures.Future[Any]):
         if fault is not None and kind == CLIENT_REPLACED_AFTER:
             late_s = 2 * world().random.uniform(0.0, DURING_S)
             world().at(late_s, partial(net.replace, self.client, fault.seconds))
-        if kind == LOST_REPLY:
+        if fault is not None and kind in (DIES_AFTER, DIES_UNANSWERED):
+            world().at(0.0, partial(net.kill_named, fault.victim))
+        if kind in (LOST_REPLY, DIES_UNANSWERED):
             reply = partial(self.fail, UNAVAILABLE, "the reply was lost")
         if net.is_cut(self.client, server.process):
             world().at(net.noticed(), partial(self.fail, UNAVAILABLE, "the link is cut"))

@@ -511,6 +511,8 @@ class Result:
 class Simulator:
     """Makes runs, each in a fork of this process, which has all that they share."""
 
+    cluster: type[Cluster] = Cluster
+
     def __init__(self, folder: Path, undisturbed: Path | None = None) -> None:
         """Works in a folder that does not exist yet; `undisturbed` has what undisturbed runs give."""
         self._folder = folder
@@ -665,7 +667,7 @@ class Simulator:
         home.tells_switches = self.tells_switches
         try:
             with entered(home):
-                cluster = Cluster(home, setup, run, self.plan(setup), list(faults))
+                cluster = self.cluster(home, setup, run, self.plan(setup), list(faults))
                 outcome = cluster.run()
         finally:
             root.removeHandler(handler)

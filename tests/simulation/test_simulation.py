@@ -12,6 +12,12 @@ from tests.simulation.past import ROOT, PastFault, all_names, find
 pytestmark = pytest.mark.timeout(600)
 
 A_DAY = 86_400
+OF_MOVES = {
+    "moves/others-first": "sync add: driver.0 dies after: EndMove",
+    "moves/prepare-unlogged": "sync drain: server.2 dies after: PrepareMove",
+    "moves/restarted": "counters drain: server.2 dies after: GetJobState",
+}
+"""Faults of moves, and crashes that find them."""
 
 
 def simulate(*options: object, hash_seed: str = "0", limit_s: float = 600.0) -> str:
@@ -54,9 +60,26 @@ def test_a_seed_is_one_run_bit_by_bit_whatever_the_hash_seed() -> None:
 
 
 def test_faults_of_the_past_fit_the_sources() -> None:
-    for name in all_names():
+    for name in (*all_names(), *OF_MOVES):
         fault = PastFault.read(name)
         compile(fault.put_into((ROOT / fault.file).read_text()), fault.file, "exec")
+
+
+def test_some_crashes_in_moves_leave_one_owner_with_all_updates() -> None:
+    assert "\n0 bad" in simulate("--crashes", "sync add: server.0 dies,EndMove")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["sync add", "sync drain", "counters add", "counters drain"])
+def test_crashes_at_each_step_of_moves_leave_one_owner_with_all_updates(job: str) -> None:
+    assert "\n0 bad" in simulate("--crashes", job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "crashes"), OF_MOVES.items())
+def test_faults_of_moves_are_found(fault: str, crashes: str) -> None:
+    with pytest.raises(AssertionError, match=r"[1-9] bad"):
+        simulate(f"--fault={fault}", "--crashes", crashes)
 
 
 @pytest.mark.slow
