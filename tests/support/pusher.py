@@ -1,14 +1,15 @@
 """A counting worker: it pushes ones to a table of counters, and records acknowledged pushes.
 
-    python -m tests.support.pusher FOLDER NUM_PUSHES        # its role is in the environment
+    python -m tests.support.pusher FOLDER NUM_PUSHES [PACE_S]       # its role is in the environment
 
 Each push adds 1 to some counters: gradients of -1 at a learning rate of 1. Of the pushes, 5 % are lost, with
-their requests or replies, and 5 % are sent twice.
+their requests or replies, and 5 % are sent twice. A file "enough" in the folder ends it sooner.
 """
 
 import os
 import secrets
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def push_of(keys: Keys, worker: int, sequence: int, incarnation: int) -> tuple[G
 def main() -> None:
     """Pushes, with several pushes in flight."""
     folder, num_pushes = Path(sys.argv[1]), int(sys.argv[2])
+    pace_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     role = role_from_environment(os.environ)
     assert isinstance(role, WorkerRole)
     worker, incarnation = role.worker_index, secrets.randbits(63)
@@ -75,6 +77,8 @@ def main() -> None:
         renewal = LeaseRenewal(client, worker, LEASE)
         client.create_table(COUNTERS)
         for sequence in range(num_pushes):
+            time.sleep(pace_s)
+            is_last = sequence == num_pushes - 1 or (folder / "enough").exists()
             sent.write(f"{sequence}\n".encode())
             on_the_way.append(
                 (
@@ -84,10 +88,12 @@ def main() -> None:
                     ),
                 )
             )
-            while len(on_the_way) == ON_THE_WAY or (on_the_way and sequence == num_pushes - 1):
+            while len(on_the_way) == ON_THE_WAY or (on_the_way and is_last):
                 first, answer = on_the_way.popleft()
                 answer.result()
                 acknowledged.write(f"{first}\n".encode())
+            if is_last:
+                break
         renewal.close()
 
 

@@ -137,6 +137,9 @@ class RunningJob:
             text=True,
         )
 
+    def num_starts(self, *names: str) -> int:
+        return sum(self._starts[name] for name in names)
+
     def kill(self, name: str) -> None:
         process = self.processes[name]
         process.kill()
