@@ -280,7 +280,8 @@ class PushIntake:
                 )
                 for worker, member in self._present().items()
             }
-            return Cut(step=self._steps.num_begun, seen=seen)
+            # A version of arrivals is no number of steps.
+            return Cut(step=self._steps.num_begun if self._steps.in_steps else 0, seen=seen)
 
     def is_in(self, cut: Cut, push_id: PushId, step: Version | None) -> bool:
         """Whether a push is before a cut."""
@@ -299,7 +300,7 @@ class PushIntake:
 
         def missing() -> list[int]:
             """Returns workers of which some are not."""
-            if self._steps.in_steps and self._steps.version < cut.step:
+            if self._steps.version < cut.step:  # also if no part has come here yet
                 return self._steps.behind(self._steps.version)
             return [
                 worker
@@ -312,8 +313,8 @@ class PushIntake:
         def poll() -> Callable[[], Cut] | None:
             if by := disturbed_by():
                 return partial(raise_error, ProtocolError(f"a worker waits for {by}"))
-            is_applying = self._steps.num_begun > self._steps.version
-            return None if is_applying or missing() else (lambda: cut)
+            is_behind = max(self._steps.num_begun, cut.step) > self._steps.version
+            return None if is_behind or missing() else (lambda: cut)
 
         return self._calls.wait(
             poll, lambda: f"pushes of {self._members.names(missing())} did not come in time"

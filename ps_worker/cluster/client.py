@@ -106,14 +106,20 @@ class ClusterClient:
     def _call_all(self, call: Call[Q, A], argument: Q) -> list[Answer[A]]:
         return call_all(self._transport, call, argument)
 
-    def _of_newest(self, call: Call[None, A]) -> list[A]:
+    def _of_newest(self, call: Call[Q, A], argument: Q) -> list[A]:
         """Returns the answers of all servers of the newest map to a call that says none."""
-        while True:
-            routing = self._routing
-            answers = results(self._call_all(call, None))
-            if shard_map_of(self._transport).epoch == routing.shard_map.epoch:
-                return answers
-            self._placement.newer(routing, WrongServerError("the shard map has changed"))
+
+        def start(routing: Routing) -> Future[list[A]]:
+            pending = self._call_all(call, argument)
+
+            def answers() -> list[A]:
+                found = results(pending)
+                shard_map_of(self._transport).require_epoch(routing.shard_map.epoch, 0)
+                return found
+
+            return Combined(answers)
+
+        return self._placement.placed(start).result()
 
     def _of_all(self, call: Call[Any, A], request: Any) -> list[A]:
         """Returns the answers of all servers to a call that says their map."""
@@ -176,11 +182,7 @@ class ClusterClient:
         return self._joined(worker).member
 
     def create_table(self, spec: TableSpec) -> None:
-        def start(_: Routing) -> Future[list[None]]:
-            pending = self._call_all(calls.CREATE_TABLE, spec)
-            return Combined(lambda: results(pending))
-
-        self._placement.placed(start).result()
+        self._of_newest(calls.CREATE_TABLE, spec)
         self._routing.tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
@@ -627,7 +629,7 @@ class ClusterClient:
         return sum_by_name(self._of_all(calls.SHRINK, request))
 
     def digest(self) -> str:
-        parts = self._of_newest(calls.GET_DIGEST)
+        parts = self._of_newest(calls.GET_DIGEST, None)
         shards = {shard: digest for part in parts for shard, digest in part.items()}
         vectors = {
             name: np.empty(spec.length, np.float32) for name, spec in self._routing.blocks.items()
@@ -642,4 +644,4 @@ class ClusterClient:
         return self._transport.retries
 
     def status(self) -> StoreStatus:
-        return merge_status([part.store for part in self._of_newest(calls.GET_STATUS)])
+        return merge_status([part.store for part in self._of_newest(calls.GET_STATUS, None)])

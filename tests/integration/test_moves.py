@@ -217,6 +217,15 @@ def test_shards_of_a_job_whose_workers_come_and_go_do_not_move():
     assert not handlers.moves.get_map().move
 
 
+def test_table_is_created_on_a_server_of_which_the_client_does_not_know_yet():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        add(driver(servers), servers.start_spare())
+        declare(client)
+        client.push_grad(gradients(np.random.default_rng(1)), push_id(sequence=0)).result()
+        client.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL).result()
+
+
 def test_server_0_cannot_be_drained():
     with cluster(num_servers=2, num_workers=1) as servers:
         transport = driver(servers)

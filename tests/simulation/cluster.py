@@ -194,6 +194,7 @@ class Cluster:
         self.engines: dict[Process, Engine] = {}
         self._maps: dict[int, ShardMap] = {}  # by epoch
         self.network.on_answer = self._require_one_map
+        self._moves: dict[str, str] = {}  # what a driver does
         self._unused = self.servers[setup.num_servers :]
         self.running: dict[str, Process] = {}
         self.outcome = Outcome()
@@ -255,7 +256,7 @@ class Cluster:
         else:
             self.running[name] = process
         kind, _, index = name.partition(".")
-        main = {"server": self._serve, "worker": self._train}[kind]
+        main = {"server": self._serve, "worker": self._train, "driver": self._move}[kind]
         self.world.tell(process, "starts")
         process.start(partial(self._main, process, partial(main, process, int(index))), "main")
 
@@ -414,8 +415,9 @@ class Cluster:
         if first is not shard_map and first != shard_map:
             self.outcome.errors.append(f"{process} has another map of epoch {shard_map.epoch}")
 
-    def _moves(self, kind: str, chance: Random) -> int:
+    def _move(self, process: Process, _: int) -> int:
         """A driver moves shards, if there is something to move; it may fail, and leaves no trace then."""
+        kind, chance = self._moves[process.name], Random(str(process))
         transport = GrpcTransport(self.endpoints, stream=False, retry_s=10.0)
         try:
             before = connected(transport)
@@ -457,9 +459,8 @@ class Cluster:
         if fault.kind == MOVE:
             if process is None and not self._is_over:
                 self.world.tell("fault", str(fault))
-                driver = self.running[fault.who] = self.world.process(fault.who)
-                moves = partial(self._moves, fault.other, Random(str(fault)))
-                driver.start(partial(self._main, driver, moves), "main")
+                self._moves[fault.who] = fault.other
+                self._start(fault.who)
             return
         if fault.kind == CUT:
             self.world.tell("fault", str(fault))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -597,7 +598,11 @@ class Simulator:
             os.close(read)
             gc.disable()
             run = self._folder / f"run-{os.getpid()}"
-            result = self._run_here(seed, setup, faults, run, is_checked=True)
+            try:
+                result = self._run_here(seed, setup, faults, run, is_checked=True)
+            except Exception:  # a fault of the simulation: others' seeds go on
+                outcome = Outcome(errors=[f"the simulation failed: {traceback.format_exc()}"])
+                result = Result(seed=seed, setup=setup, faults=faults, outcome=outcome, trace=[])
             with os.fdopen(write, "wb") as pipe:
                 pickle.dump(result, pipe)
             shutil.rmtree(run, ignore_errors=True)

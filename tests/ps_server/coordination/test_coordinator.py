@@ -19,7 +19,7 @@ from ctr_ps.protos.errors import (
     ProtocolError,
     WaitTimeoutError,
 )
-from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import (
@@ -153,6 +153,29 @@ def test_parts_of_steps_that_were_acknowledged_and_are_missing_are_an_error() ->
 
     with pytest.raises(LostPushesError, match="part of step 1 was acknowledged"):
         workers.admit(member(0), Acknowledged(steps=2))
+
+
+def test_cut_of_a_move_waits_for_the_first_step_that_came_to_another_server() -> None:
+    first, second = workers_of(1), workers_of(1)
+    step = enter_part(first, push_id())
+    assert step is not None
+    first.pushes.step_applied(step)
+
+    cut = first.pushes.seen()
+    drained = second.pushes.when_drained(cut, lambda: "")
+    assert isinstance(drained, WaitingFuture)
+    assert isinstance(first.pushes.when_drained(cut, lambda: ""), Answered)
+
+    step = enter_part(second, push_id())
+    assert step is not None
+    answer_all(second.pushes.step_applied(step).answers)
+    assert drained.result() == cut
+
+
+def test_cut_of_a_move_has_no_steps_of_pushes_on_arrival() -> None:
+    workers = workers_of(1)
+    apply_on_arrival(workers, push_id(batches=3))
+    assert workers.pushes.seen().step == 0
 
 
 def test_push_is_progress_when_it_is_applied() -> None:
