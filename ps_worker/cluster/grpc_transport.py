@@ -51,6 +51,9 @@ _GONE_S = 30.0
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
 
+_ASLEEP_S = 5.0
+"""A deadline that is told later than this was slept through: this process or its machine was stopped."""
+
 SENDS_AGAIN = "sends-again"
 """Name of the thread, which is there while calls wait for that."""
 
@@ -106,6 +109,7 @@ class _Answer(Generic[A]):
         "_request",
         "_retry",
         "_rpc",
+        "_sent_at",
         "_server",
         "_timeout_s",
         "_transport",
@@ -139,7 +143,7 @@ class _Answer(Generic[A]):
 
     def send(self, *, wait_for_ready: bool = False, after: CtrPsError | None = None) -> None:
         """Sends it; `after` is the failure of the try before."""
-        self._connection = self._transport.connection
+        self._connection, self._sent_at = self._transport.connection, self._transport.clock()
         try:
             rpc = self._connection.send(
                 self._server,
@@ -194,7 +198,9 @@ class _Answer(Generic[A]):
             transport.later.after(0.0, partial(self._send_again, error))
             return
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
-        if failure.code() not in _GONE and asked_s is None:
+        late_s = transport.clock() - self._sent_at - self._timeout_s
+        was_asleep = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED and late_s > _ASLEEP_S
+        if failure.code() not in _GONE and asked_s is None and not was_asleep:
             self.fail(error)
             return
         progress = error.progress if isinstance(error, RecoveringError) else None

@@ -126,6 +126,26 @@ def test_pull_is_tried_again_when_a_server_is_unavailable():
     assert service.calls == {"PullSparse": 3}
 
 
+def test_call_is_sent_again_whose_deadline_passed_while_this_process_was_stopped():
+    class Late(FailingService):
+        def _answer(self, call: Call, _: bytes, context: grpc.ServicerContext) -> bytes:
+            self.calls[call.name] += 1
+            if self.calls[call.name] == 1:
+                self.ending.wait(20)
+            return b""
+
+    with failing_server(0, Late) as (service, endpoint):
+
+        def clock() -> float:
+            """A minute and more passes with the first call."""
+            return 100.0 * sum(service.calls.values())
+
+        transport = GrpcTransport([endpoint], Deadlines(rpc_s=2.0), stream=False, clock=clock)
+        with closing(transport):
+            assert transport.call(0, calls.PULL_SPARSE, pull_of()).result() == Pulled({}, 0)
+    assert service.calls == {"PullSparse": 2}
+
+
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
