@@ -634,9 +634,7 @@ def _in_two(table: Any) -> None:
             push(self, grad, *args, **kwargs)
             return
         for part in (slice(None, half), slice(half, None)):
-            push(
-                self, replace(grad, keys=grad.keys[part], values=grad.values[part]), *args, **kwargs
-            )
+            push(self, grad.stretch(part), *args, **kwargs)
             if part.start is None:
                 _pass_time(lambda setup: (0.0, setup.apply_s), "half of a push")
 

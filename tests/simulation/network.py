@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from ctr_ps.protos.wire.calls import JOIN, LEAVE, RENEW
+from ctr_ps.protos.wire.calls import JOIN, LEAVE, PUSH_GRAD, RENEW
 from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from tests.simulation.world import Loop, Process, Thread, World, world
@@ -106,6 +106,7 @@ class Network:
         self._holders: dict[str, int] = {}
         # when which start of a client was last heard of, by the names of server and client
         self._heard: dict[tuple[str, str], dict[int, float]] = {}
+        self.push_answered: dict[Process, float] = {}  # when the last answer to a push came
         self._refused_at: dict[Process, float] = {}
         # pushes by server: those of processes without their place, and those that were carried out
         self._refused: set[tuple[str, Any]] = set()
@@ -305,6 +306,8 @@ class Call(futures.Future[Any]):
         self._end(lambda: self.set_exception(FailedCallError(Failure(code, details, metadata))))
 
     def _answer(self, answer: bytes) -> None:
+        if self.name == PUSH_GRAD.name and not self.done():
+            network().push_answered[self.client] = world().now
         self._end(lambda: self.set_result(answer))
 
     def _end(self, complete: Callable[[], None]) -> None:
