@@ -80,6 +80,8 @@ def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
         virtual_s += result.outcome.virtual_s
         processor_s += result.processor_s
         num_faults += len(result.faults)
+        if num % 100 == 0:
+            print(f"{num} seeds, {len(bad)} bad", flush=True)
         if not result.is_good:
             bad.append(result)
             print(f"seed {result.seed}: {result.outcome.errors[0][:300]}", flush=True)

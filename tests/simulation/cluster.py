@@ -176,14 +176,14 @@ class Cluster:
         self.world, self.setup, self.folder = home, setup, folder
         of_calls = [each for each in faults if isinstance(each, CallFault)]
         self.network = Network(home, of_calls, LEASE_S)
-        self.disks = Disks(home)
+        self._loses_power = any(
+            f.loses_power if isinstance(f, CallFault) else f.kind in (POWER, TORN) for f in faults
+        )
+        self.disks = Disks(home, lose_power=self._loses_power)
         home.network, home.disks = self.network, self.disks
         home.setup = setup
         self._plan = plan
         self.tally = Tally()
-        self._loses_power = any(
-            f.loses_power if isinstance(f, CallFault) else f.kind in (POWER, TORN) for f in faults
-        )
         self.servers = [f"server.{index}" for index in range(setup.num_servers + setup.num_spares)]
         listed = self.servers[: setup.num_servers]
         self.workers = [f"worker.{index}" for index in range(setup.num_workers)]
@@ -202,7 +202,8 @@ class Cluster:
             listed,
             self.workers,
             Policy(
-                max_restarts=1000,
+                # After a loss of a disk nothing helps.
+                max_restarts=60 if any(f.kind == WIPE for f in faults) else 1000,
                 durability="log",
                 lease_seconds=LEASE_S,
                 continues=setup.continues,

@@ -27,8 +27,9 @@ _unlink, _rename, _open = os.unlink, os.rename, os.open
 class Disk:
     """The folder of one machine, without folders in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, loses_power: bool) -> None:
+        """Keeps what `lose_power` needs only if it is to come."""
+        self.folder, self._loses_power = folder, loses_power
         folder.mkdir(parents=True)
         self._synced: dict[int, bytes] = {}  # by inode, what is on disk
         self._gone: dict[int, bytes] = {}  # by inode, what a file had that has no name any more
@@ -42,20 +43,22 @@ class Disk:
 
     def look(self) -> None:
         """A name has changed."""
+        if not self._loses_power:
+            return
         names = {each.name: each.inode() for each in os.scandir(self.folder)}
         if names != self._names[-1]:
             self._names.append(names)
 
     def about_to_lose(self, name: str) -> None:
         path = self.folder / name
-        if path.exists():
+        if self._loses_power and path.exists():
             self._gone[path.stat().st_ino] = path.read_bytes()
 
     def sync(self, path: Path) -> None:
         if path == self.folder:
             self.look()
             self._names = self._names[-1:]
-        elif path.exists():
+        elif self._loses_power and path.exists():
             self._synced[path.stat().st_ino] = path.read_bytes()
 
     def is_to_fail(self, home: World, path: Path) -> bool:
@@ -117,12 +120,12 @@ def _survives(synced: bytes, written: bytes, random: Random) -> bytes:
 class Disks:
     """Those of all machines, by folder."""
 
-    def __init__(self, home: World) -> None:
-        self._world = home
+    def __init__(self, home: World, *, lose_power: bool) -> None:
+        self._world, self._lose_power = home, lose_power
         self._disks: dict[Path, Disk] = {}
 
     def add(self, folder: Path) -> Disk:
-        disk = self._disks[folder] = Disk(folder)
+        disk = self._disks[folder] = Disk(folder, loses_power=self._lose_power)
         return disk
 
     def of(self, path: Path) -> Disk | None:
