@@ -492,7 +492,8 @@ class Cluster:
         if process.is_alive and process is self.running.get(process.name):
             process.pause()
             self.world.at(seconds, process.resume)
-            self._start(process.name, is_twin=True)
+            if not process.name.startswith("driver"):  # that nobody starts again
+                self._start(process.name, is_twin=True)
 
     def _kill(self, process: Process, loses_power: bool = False) -> None:
         if not process.is_alive:

@@ -147,7 +147,6 @@ def setup_of(seed: int) -> Setup:
         setup.mode in ("async", "half_async")
         and num_workers > 1
         and theme == MIXED
-        and not setup.num_spares
         and Random(f"queue {seed}").random() < 0.5
     ):
         at_start = random.choice((1, num_workers - 1))
