@@ -107,7 +107,7 @@ class MapState:
 
     shard_map: ShardMap
     server: int | None  # its index; None: it waits to be added
-    num_members: int  # workers and heter trainers of its job
+    members: str  # of its job: "2 to 4 workers"
     move: str  # token of the move under way; empty: there is none
     last_move: str  # token of the move that has led to this map; empty: none
     tables: Sequence[TableSpec]  # that were declared

@@ -55,6 +55,38 @@ class PushId(_message.Message):
     partitions: _containers.ScalarMap[str, str]
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ..., weight: _Optional[float] = ..., partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class WorkerProgress(_message.Message):
+    __slots__ = ("incarnation", "sequence", "step", "position", "partitions", "sent", "sent_partitions")
+    class PartitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SentPartitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    sequence: int
+    step: int
+    position: str
+    partitions: _containers.ScalarMap[str, str]
+    sent: int
+    sent_partitions: _containers.ScalarMap[str, str]
+    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., partitions: _Optional[_Mapping[str, str]] = ..., sent: _Optional[int] = ..., sent_partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class KeyColumn(_message.Message):
     __slots__ = ("table", "keys")
     TABLE_FIELD_NUMBER: _ClassVar[int]

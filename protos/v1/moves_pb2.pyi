@@ -39,10 +39,10 @@ class GetMapRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMapResponse(_message.Message):
-    __slots__ = ("shard_map", "server", "num_members", "move", "last_move", "tables", "blocks", "rows")
+    __slots__ = ("shard_map", "server", "members", "move", "last_move", "tables", "blocks", "rows")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
-    NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
     LAST_MOVE_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -50,13 +50,13 @@ class GetMapResponse(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     shard_map: ShardMap
     server: int
-    num_members: int
+    members: str
     move: str
     last_move: str
     tables: _containers.RepeatedCompositeFieldContainer[_spec_pb2.TableSpec]
     blocks: _containers.RepeatedCompositeFieldContainer[_spec_pb2.DenseSpec]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., num_members: _Optional[int] = ..., move: _Optional[str] = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., members: _Optional[str] = ..., move: _Optional[str] = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginMoveRequest(_message.Message):
     __slots__ = ("token", "shard_map")
@@ -208,14 +208,23 @@ class GetJobStateResponse(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ...) -> None: ...
 
 class PrepareMoveRequest(_message.Message):
-    __slots__ = ("token", "server", "records")
+    __slots__ = ("token", "server", "records", "progress")
+    class ProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: _data_plane_pb2.WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_data_plane_pb2.WorkerProgress, _Mapping]] = ...) -> None: ...
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     token: str
     server: int
     records: _containers.RepeatedCompositeFieldContainer[LogRecord]
-    def __init__(self, token: _Optional[str] = ..., server: _Optional[int] = ..., records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ...) -> None: ...
+    progress: _containers.MessageMap[int, _data_plane_pb2.WorkerProgress]
+    def __init__(self, token: _Optional[str] = ..., server: _Optional[int] = ..., records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ..., progress: _Optional[_Mapping[int, _data_plane_pb2.WorkerProgress]] = ...) -> None: ...
 
 class PrepareMoveResponse(_message.Message):
     __slots__ = ()

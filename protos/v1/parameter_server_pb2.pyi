@@ -424,38 +424,6 @@ class TableStatus(_message.Message):
     index_slots: int
     def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., shards: _Optional[int] = ..., smallest_shard: _Optional[int] = ..., largest_shard: _Optional[int] = ..., index_slots: _Optional[int] = ...) -> None: ...
 
-class WorkerProgress(_message.Message):
-    __slots__ = ("incarnation", "sequence", "step", "position", "partitions", "sent", "sent_partitions")
-    class PartitionsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class SentPartitionsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
-    SENT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    incarnation: int
-    sequence: int
-    step: int
-    position: str
-    partitions: _containers.ScalarMap[str, str]
-    sent: int
-    sent_partitions: _containers.ScalarMap[str, str]
-    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ..., partitions: _Optional[_Mapping[str, str]] = ..., sent: _Optional[int] = ..., sent_partitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
-
 class ResumeRequest(_message.Message):
     __slots__ = ("version", "progress", "member", "batches", "shard_map_epoch")
     class ProgressEntry(_message.Message):
@@ -463,19 +431,19 @@ class ResumeRequest(_message.Message):
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
-        value: WorkerProgress
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+        value: _data_plane_pb2.WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_data_plane_pb2.WorkerProgress, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     version: int
-    progress: _containers.MessageMap[int, WorkerProgress]
+    progress: _containers.MessageMap[int, _data_plane_pb2.WorkerProgress]
     member: _data_plane_pb2.Member
     batches: int
     shard_map_epoch: int
-    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., batches: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, _data_plane_pb2.WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., batches: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ()
@@ -524,8 +492,8 @@ class StoreStatus(_message.Message):
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
-        value: WorkerProgress
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+        value: _data_plane_pb2.WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_data_plane_pb2.WorkerProgress, _Mapping]] = ...) -> None: ...
     class SilentSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -551,7 +519,7 @@ class StoreStatus(_message.Message):
     examples: _containers.ScalarMap[int, int]
     left: _containers.RepeatedScalarFieldContainer[int]
     staleness: Staleness
-    progress: _containers.MessageMap[int, WorkerProgress]
+    progress: _containers.MessageMap[int, _data_plane_pb2.WorkerProgress]
     last_save: SaveStatus
     duplicates: int
     lost: _containers.RepeatedScalarFieldContainer[int]
@@ -559,7 +527,7 @@ class StoreStatus(_message.Message):
     silent_s: _containers.ScalarMap[int, float]
     lease_s: float
     awaited: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, _data_plane_pb2.WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers", "stream", "shard_map_epoch", "format")

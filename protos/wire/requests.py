@@ -308,6 +308,7 @@ class GetJobState:
 class PrepareMove:
     token: str
     server: int
+    progress: Mapping[int, WorkerProgress]
     records: Sequence[LogRecord] = ()
 
 

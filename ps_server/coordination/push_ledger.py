@@ -201,8 +201,7 @@ class PushLedger:
         return bool(self._incarnations)
 
     def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
-        """Starts with the progress of an earlier run, which holds until a worker's first push."""
-        self._incarnations.clear()
+        """Takes over progress, which holds until a worker's next push."""
         self._progress = {
             worker: replace(each, sent=0, sent_partitions={}) for worker, each in progress.items()
         }

@@ -325,10 +325,17 @@ class PushIntake:
         with self._calls.change(even_if_failed=True):
             pass
 
+    def lower(self, progress: Mapping[int, WorkerProgress]) -> None:
+        """All workers have this progress, the least of any server: rows may come from one that had less."""
+        with self._calls.lock:
+            self.ledger.restore(progress)
+
     def _present(self) -> dict[int, Member]:
+        """Returns the processes whose pushes may still come: not of those that were lost for good."""
+        incarnations = self._members.incarnations.items()
         return {
             worker: Member(worker, incarnation)
-            for worker, incarnation in self._members.incarnations.items()
+            for worker, incarnation in incarnations
             if self._members.is_present(worker)
         }
 

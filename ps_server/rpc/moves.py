@@ -211,7 +211,7 @@ class Moves:
         return MapState(
             shard_map=engine.shard_map,
             server=None if index == NO_SERVER else index,
-            num_members=engine.members.total,
+            members=str(engine.members),
             move="" if move is None else move.token,
             last_move=engine.last_move,
             tables=tables,
@@ -235,10 +235,6 @@ class Moves:
                 raise ProtocolError(f"move {request.token} has ended")
             engine = self._engine
             engine.job.require_no_failure()
-            if engine.members.num_at_start is not None:
-                raise ProtocolError(
-                    "shards of a job whose workers come and go (PADDLE_TRAINERS_NUM=2:4) cannot move yet"
-                )
             is_spare = engine.owner.server_index == NO_SERVER
             if not is_spare and request.shard_map.epoch != engine.shard_map.epoch + 1:
                 raise ProtocolError(
@@ -410,6 +406,7 @@ class Moves:
             records = [Record(each.kind, each.payload) for each in prepared.records[1:]]
             waiting = [each for each in records if each.kind not in _DECLARES]
             self._take_over(state.completed, waiting)
+        engine.job.pushes.lower(prepared.progress)
 
     def _required(self, token: str) -> _Move:
         if (move := self._move) is None or move.token != token:

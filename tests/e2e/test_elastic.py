@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.table.rows.statistics import SHOW
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.support.commands import generated
-from tests.support.running_job import RunningJob, training
+from tests.support.running_job import LIMIT_S, RunningJob, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -85,6 +86,30 @@ def test_each_row_is_trained_once_while_workers_join_and_leave(
         codes = job.wait()
 
         assert (left, {**codes, "worker.1": 0}) == (TERMINATED, dict.fromkeys(codes, 0)), job.tails
+        assert job.result()["examples"] == EPOCHS * ROWS
+
+    assert shows(tmp_path) == occurrences(data)
+
+
+def test_each_row_is_trained_once_while_servers_and_workers_come_and_go(
+    data: Path, tmp_path: Path
+) -> None:
+    def moved(*command: object, meanwhile: Callable[[], None]) -> None:
+        process = job.cluster(*command)
+        meanwhile()
+        output, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, output + job.tails
+
+    with elastic(tmp_path, data, "async") as job:
+        job.wait_for_steps()
+        moved("add", job.start_spare(), meanwhile=lambda: job.start("worker.2"))
+        job.wait_for("worker.2", r" step=\d+ ")
+        moved("drain", 1, meanwhile=job.processes["worker.1"].terminate)
+        job.start("worker.3")
+        job.wait_for("worker.3", r" step=\d+ ")
+        codes = job.wait()
+
+        assert codes == {**dict.fromkeys(codes, 0), "worker.1": TERMINATED}, job.tails
         assert job.result()["examples"] == EPOCHS * ROWS
 
     assert shows(tmp_path) == occurrences(data)

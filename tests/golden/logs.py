@@ -233,7 +233,7 @@ def _move(server: _Server) -> None:
     close = requests.HoldMove(token="m1", number=1, phase=Phase.CLOSE, cut=Cut())
     with suppress(ProtocolError):  # an exchange is under way, but calls are held
         server.call("HoldMove", close)
-    server.call("PrepareMove", requests.PrepareMove(token="m1", server=0))
+    server.call("PrepareMove", requests.PrepareMove(token="m1", server=0, progress={}))
     server.call("EndMove", requests.EndMove(token="m1", is_committed=False))
 
 

@@ -365,7 +365,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
         MapState(
             shard_map=SHARD_MAP,
             server=2,
-            num_members=3,
+            members="2 to 3 workers",
             move="m2",
             last_move="m1",
             tables=[TABLE],
@@ -386,7 +386,10 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
     ),
     "PrepareMove": (
         requests.PrepareMove(
-            token="m2", server=2, records=[LogRecord(kind="state", payload=b"{}")]
+            token="m2",
+            server=2,
+            progress={1: PROGRESS},
+            records=[LogRecord(kind="state", payload=b"{}")],
         ),
         None,
     ),

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import CtrPsError, ProtocolError, UsageError
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import CtrPsError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.placement import NO_SERVER
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     InitializerSpec,
@@ -16,17 +17,18 @@ from ctr_ps.protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ctr_ps.protos.store import Missing
-from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE
-from ctr_ps.protos.wire.requests import BeginMove, EndMove
-from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.protos.store import Lease, Missing, WorkerLoss
+from ctr_ps.protos.wire.calls import END_MOVE, PUSH_GRAD
+from ctr_ps.protos.wire.requests import EndMove, PushGrad
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.data.dealt_files import FilePosition, places_of
+from ctr_ps.ps_worker.extras.moves.cli import _require_spare
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
 from tests.support.crashed_moves import Crash, CrashingTransport, DriverKilledError
-from tests.support.stores import KEYS, TOWER, declare, push_id
+from tests.support.stores import INCARNATION, KEYS, TOWER, declare, push_id
 
 COUNTED = TableSpec(
     name="counted",
@@ -209,12 +211,48 @@ def test_a_server_that_a_dead_driver_has_prepared_is_added_by_another():
         assert len(transport.shard_map.servers) == 3
 
 
-def test_shards_of_a_job_whose_workers_come_and_go_do_not_move():
-    handlers = Handlers(ParameterStore(num_workers=2, num_at_start=1).engine)
-    next_map = replace(ShardMap.of(2, ("a:1", "b:1")), epoch=2)
-    with pytest.raises(ProtocolError, match="cannot move yet"):
-        handlers.start(BEGIN_MOVE, BeginMove(token="t", shard_map=next_map))
-    assert not handlers.moves.get_map().move
+@pytest.mark.parametrize("loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])
+def test_what_a_drained_server_alone_lacked_of_a_file_is_trained_again(loss, monkeypatch):
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.HOLD_S", 0.0)
+    with cluster(num_servers=2, num_workers=2, num_at_start=1) as servers:
+        client = servers.client(joins=False)
+        lease = Lease(seconds=60.0, on_worker_loss=loss)
+        for worker in (0, 1):
+            client.join(worker, INCARNATION, terms={}, lease=lease).result()
+
+        chunk = PushChunk(sparse=[], dense=[])
+
+        def pushed_to(*indices: int, sequence: int) -> None:
+            position = FilePosition(epoch=1, file=0, place=(10 + sequence, 0))
+            push = replace(push_id(worker=1, sequence=sequence), partitions=position.partitions)
+            for server in indices:
+                request = PushGrad(chunk=chunk, push_id=push, at=None, shard_map_epoch=1)
+                client._transport.call(server, PUSH_GRAD, request).result()
+
+        pushed_to(0, 1, sequence=0)
+        pushed_to(0, sequence=1)
+        for _ in range(2):  # worker 1 is lost in its second push
+            client.renew(0)
+            for store in servers.stores:
+                store.engine.pass_time(40.0)
+        if loss is WorkerLoss.WAIT:
+            successor = servers.client(joins=False)
+            successor.join(1, INCARNATION + 1, terms={}, lease=lease).result()
+
+        transport = driver(servers)
+        weights = weights_of(states_of(transport))
+        moved(transport, without_server(transport.shard_map, 1, weights))
+        assert places_of(client.status().progress, epoch=1) == {0: (10, 0)}
+
+
+def test_a_server_for_a_job_with_other_places_is_not_added():
+    with cluster(num_servers=2, num_workers=2, num_at_start=1) as servers:
+        transport = driver(servers)
+        states, before = states_of(transport), transport.shard_map
+        other = servers.start_server(ParameterStore(num_workers=2, server_index=NO_SERVER))
+        after = with_server(before, other, weights_of(states))
+        with pytest.raises(UsageError, match="for 2 workers, but the job has 1 to 2 workers: give"):
+            _require_spare(after, before, states[0])
 
 
 def test_table_is_created_on_a_server_of_which_the_client_does_not_know_yet():

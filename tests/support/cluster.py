@@ -78,6 +78,7 @@ class Cluster:
         store = ParameterStore(
             num_workers=members.num_workers,
             num_heter=members.num_heter,
+            num_at_start=members.num_at_start,
             server_index=NO_SERVER,
             wait_limit_s=10.0,
         )
@@ -154,6 +155,7 @@ def cluster(
     num_servers: int = 1,
     num_workers: int = 1,
     num_heter: int = 0,
+    num_at_start: int | None = None,
     wait_limit_s: float = 10.0,
     inbox_bytes: int = INBOX_BYTES,
 ) -> Iterator[Cluster]:
@@ -167,6 +169,7 @@ def cluster(
                     ParameterStore(
                         num_workers=num_workers,
                         num_heter=num_heter,
+                        num_at_start=num_at_start,
                         server_index=server_index,
                         num_servers=num_servers,
                         wait_limit_s=wait_limit_s,

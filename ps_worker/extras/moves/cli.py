@@ -212,10 +212,10 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
             raise UsageError(
                 f"{endpoint} is server {state.server} of a cluster already: start one with ps-server --spare"
             )
-        if state.num_members != first.num_members:
+        if state.members != first.members:
             raise UsageError(
-                f"{endpoint} was started for {state.num_members} workers and heter trainers, but the job has "
-                f"{first.num_members}: give it the environment of the other servers"
+                f"{endpoint} was started for {state.members}, but the job has {first.members}: give it the "
+                "environment of the other servers"
             )
 
 

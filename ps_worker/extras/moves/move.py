@@ -28,6 +28,7 @@ from ctr_ps.protos.errors import (
 from ctr_ps.protos.futures import results, results_of_all_ended
 from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store import merge_progress
 from ctr_ps.protos.store.moves import Cut, MapState, Moved, Phase, SeenPushes, Taken
 from ctr_ps.protos.store.state_transfer import BlockState, stretch_of
 from ctr_ps.protos.wire import calls, requests
@@ -318,6 +319,9 @@ class Move:
     def _prepare(self) -> None:
         state = requests.GetJobState(token=self.token)
         records = self._transport.call(0, calls.GET_JOB_STATE, state).result()
+        # Who goes on for a worker that is lost begins where all servers have its pushes.
+        told = [self._transport.call(each, calls.GET_STATUS, None) for each in self._old.servers]
+        progress = merge_progress([each.store.progress for each in results(told)])
         pending = [
             self._transport.call(
                 server,
@@ -325,6 +329,7 @@ class Move:
                 requests.PrepareMove(
                     token=self.token,
                     server=server,
+                    progress=progress,
                     records=records if server in self._added else [],
                 ),
             )

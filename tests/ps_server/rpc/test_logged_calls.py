@@ -78,7 +78,7 @@ def move(_: Path) -> Calls:
         (calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP)),
         (calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=piece)),
         CLOSE,
-        (calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0)),
+        (calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0, progress={})),
         (calls.END_MOVE, requests.EndMove(token="m", is_committed=True)),
     ]
 
@@ -240,7 +240,7 @@ UNFIT = {
 def prepare_with(moved: Moved, handlers: Handlers) -> None:
     handlers.start(calls.PUT_MOVED, requests.PutMoved(token="m", number=1, moved=moved))
     handlers.start(*CLOSE)
-    handlers.start(calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0))
+    handlers.start(calls.PREPARE_MOVE, requests.PrepareMove(token="m", server=0, progress={}))
 
 
 @pytest.mark.parametrize("name", UNFIT)

@@ -26,7 +26,7 @@ STATUS = StoreStatus(
 )
 UNMOVED = {
     "server": 0,
-    "num_members": 1,
+    "members": "1 worker",
     "move": "",
     "last_move": "",
     "tables": [],

@@ -14,7 +14,7 @@ AFTER = replace(BEFORE, epoch=2)
 STATE = MapState(
     shard_map=BEFORE,
     server=0,
-    num_members=1,
+    members="1 worker",
     move="",
     last_move="",
     tables=(),
