@@ -85,18 +85,21 @@ class Placement:
 
         Raises `error` if there is none. Where a move has not ended, the same, to try once more.
         """
+        if self.epoch > routing.shard_map.epoch:
+            return self.routing
+        # Without the lock: while the first server is away, each caller waits for it, and says so.
+        shard_map = settle(self._transport)
+        if shard_map.epoch <= routing.shard_map.epoch:
+            if isinstance(error, MovingError):
+                return routing
+            raise error
         with self._lock:
-            known = self.routing.shard_map
-            if known.epoch > routing.shard_map.epoch:
-                return self.routing
-            shard_map = settle(self._transport)
-            if shard_map.epoch <= known.epoch:
-                if isinstance(error, MovingError):
-                    return routing
-                raise error
-            self._transport.use(shard_map)
-            settle(self._transport)  # those that were added may not know either
-            self.routing = replace(self.routing, shard_map=shard_map)
+            if shard_map.epoch > self._transport.shard_map.epoch:
+                self._transport.use(shard_map)
+        settle(self._transport)  # those that were added may not know either
+        with self._lock:
+            if shard_map.epoch > self.epoch:
+                self.routing = replace(self.routing, shard_map=shard_map)
             return self.routing
 
 

@@ -387,6 +387,18 @@ def test_renewals_go_on_by_a_newer_map_that_all_servers_have():
     assert [each.shard_map_epoch for each in renewals] == [1, 1, 1, 2, 2, 2, 2, 2, 2]
 
 
+def test_the_end_of_a_lease_that_an_older_map_has_placed_is_told_by_the_newer_one():
+    transport = transport_to(2)
+    client = joined_client(transport)
+    for store in transport.stores:
+        store.engine.shard_map = replace(store.engine.shard_map, epoch=FIRST_EPOCH + 1)
+
+    client.renew(0, is_last=True)
+
+    renewals = [argument for _, name, argument in transport.calls if name == "Renew"]
+    assert [each.shard_map_epoch for each in renewals] == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_refused_renewal_is_told_though_another_server_is_away(refusing, monkeypatch):
     transport = transport_to(2)

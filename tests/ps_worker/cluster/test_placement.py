@@ -1,13 +1,15 @@
 """What servers are told that do not know how a move ended, when the first one decides it meanwhile."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
+from ctr_ps.protos.errors import WrongServerError
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, Call
 from ctr_ps.protos.wire.requests import EndMove
-from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.cluster.placement import Placement, settle
 
 BEFORE = ShardMap.of(2, ("a:1", "b:1"))
 AFTER = replace(BEFORE, epoch=2)
@@ -36,12 +38,15 @@ class Decided:
 class Servers:
     """Server 1 waits for the end of a move; the first `ends_it` as server 1 is asked, or has none."""
 
-    shard_map = BEFORE
-
     def __init__(self, *, ends_it: bool) -> None:
+        self.shard_map = BEFORE
         self._ends_it = ends_it
         self.first = STATE
         self.told: list[tuple[int, EndMove]] = []
+
+    def use(self, shard_map: ShardMap) -> None:
+        assert shard_map.epoch > self.shard_map.epoch
+        self.shard_map = shard_map
 
     def call(
         self, server: int, call: Call[Any, Any], argument: Any, *, ready_s: float | None = None
@@ -69,3 +74,39 @@ def test_a_move_that_the_first_server_does_not_know_is_ended_by_the_old_map() ->
 
     assert settle(servers).epoch == 1
     assert servers.told == [(1, EndMove(token="X", is_committed=False))]
+
+
+def test_a_call_does_not_wait_for_another_one_that_asks_for_the_newer_map() -> None:
+    servers = Servers(ends_it=True)
+    placement = Placement(servers, chunk_bytes=100)
+    routing, asks, goes_on = placement.routing, threading.Event(), threading.Event()
+
+    class Away(Decided):
+        def result(self) -> Any:
+            asks.set()
+            assert goes_on.wait(30)
+            return super().result()
+
+    call = servers.call
+
+    def first_is_away(server: int, *args: Any, **of: Any) -> Decided:
+        if server == 0 and not asks.is_set():
+            return Away(call(server, *args, **of).result())
+        return call(server, *args, **of)
+
+    servers.call = first_is_away
+    error = WrongServerError("of epoch 2")
+    epochs: list[int] = []
+
+    def follow() -> None:
+        epochs.append(placement.newer(routing, error).shard_map.epoch)
+
+    threads = [threading.Thread(target=follow, daemon=True) for _ in range(2)]
+    threads[0].start()
+    assert asks.wait(30)
+    threads[1].start()
+    threads[1].join(30)
+    assert epochs == [2]
+    goes_on.set()
+    threads[0].join(30)
+    assert epochs == [2, 2]
