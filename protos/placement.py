@@ -86,8 +86,8 @@ class ShardMap:
     """Placement of shards, pieces of dense blocks and mailboxes on the servers of a cluster.
 
     `epoch` numbers the maps from 1; requests carry it, and a server refuses another one. `servers` are the
-    indices of the servers, ascending, which have these `endpoints`, host:port; the first map has none, as
-    each process has its own list. `owners` are the servers of the places of shards, a power of two of them.
+    indices of the servers, ascending, which have these `endpoints`, host:port; none where there is no list
+    of servers. `owners` are the servers of the places of shards, a power of two of them.
     """
 
     epoch: int

@@ -73,6 +73,7 @@ class EngineSettings:
     num_at_start: int | None = None  # workers without whom it does not start; None: all
     server_index: int = 0  # which of the servers this is
     num_servers: int = 1  # 1 holds everything
+    endpoints: Sequence[str] = ()  # of the servers; none: no move can begin
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S  # how long a call waits for other workers
     inbox_bytes: int = INBOX_BYTES  # limit of the messages that wait for one worker
     memory_limit: int | None = None  # bytes of tables from which on pushes may not create rows
@@ -96,7 +97,7 @@ class Engine:
             num_heter=settings.num_heter,
             num_at_start=settings.num_at_start,
         )
-        self.shard_map = ShardMap.of(settings.num_servers)
+        self.shard_map = ShardMap.of(settings.num_servers, settings.endpoints)
         # a move is under way: what a segment that began now would need is in the one before
         self.moves_shards = False
         self.last_move = ""  # token of the move that has led to the map; empty: none

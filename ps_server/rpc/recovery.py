@@ -28,7 +28,7 @@ from ctr_ps.protos.errors import (
     UsageError,
 )
 from ctr_ps.protos.format import FORMAT, require_format
-from ctr_ps.protos.placement import NO_SERVER, ONE_SERVER
+from ctr_ps.protos.placement import NO_SERVER
 from ctr_ps.protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ctr_ps.ps_server.coordination.job_state import WaitingMessage
 from ctr_ps.ps_server.durability.saved_log import SavedLog
@@ -127,7 +127,7 @@ def recover(
     head = saved.head(segment)[1:]
     if state.shard_map is not None or state.owner.server_index == NO_SERVER:
         # It was moved to another place than it was started for, or is not added yet.
-        engine.place(state.shard_map or ONE_SERVER, state.owner.server_index)
+        engine.place(state.shard_map or engine.shard_map, state.owner.server_index)
         engine.last_move = state.last_move
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):

@@ -49,6 +49,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
             server_index=NO_SERVER if role.is_spare else role.server_index,
             num_at_start=role.num_at_start,
             num_servers=role.num_servers,
+            endpoints=role.endpoints,
             wait_limit_s=settings.wait_limit_s,
             memory_limit=settings.memory_limit,
             checkpoint_roots=settings.checkpoint_roots,

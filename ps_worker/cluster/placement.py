@@ -117,10 +117,6 @@ def settle(transport: Transport) -> ShardMap:
             states[server] = answer.result()
     # After the others: a move of theirs that it does not know by now was never committed.
     first = transport.call(0, calls.GET_MAP, None).result()
-    if not first.shard_map.endpoints:
-        first = replace(
-            first, shard_map=replace(first.shard_map, endpoints=transport.shard_map.endpoints)
-        )
     ends = [
         transport.call(server, calls.END_MOVE, end)
         for server, state in states.items()

@@ -42,7 +42,7 @@ COUNTED = TableSpec(
 
 
 def driver(servers: Cluster) -> GrpcTransport:
-    transport = GrpcTransport(servers.endpoints, retry_s=2.0)
+    transport = GrpcTransport(servers.endpoints[:1], retry_s=2.0)
     servers._stack.callback(transport.close)
     connected(transport)
     return transport
@@ -262,6 +262,56 @@ def test_table_is_created_on_a_server_of_which_the_client_does_not_know_yet():
         declare(client)
         client.push_grad(gradients(np.random.default_rng(1)), push_id(sequence=0)).result()
         client.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL).result()
+
+
+def test_a_driver_that_knows_server_0_takes_the_addresses_of_the_servers_list():
+    with cluster(num_servers=3) as servers:
+        named = servers.endpoints[0].replace("127.0.0.1", "localhost")
+        transport = GrpcTransport([named], retry_s=2.0)
+        servers._stack.callback(transport.close)
+        assert connected(transport).endpoints == tuple(servers.endpoints)
+        assert sorted(states_of(transport)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda own: replace(own, endpoints=("127.0.0.1:1", own.endpoints[1])),
+        lambda own: replace(own, epoch=2),
+        lambda own: replace(own, owners=own.owners[::-1]),
+    ],
+    ids=["list", "epoch", "owners"],
+)
+def test_a_server_with_another_map_than_server_0_is_refused_by_name(other):
+    """As one of another job, which its address leads to."""
+    with cluster(num_servers=2) as servers:
+        transport = driver(servers)
+        engine = servers.stores[1].engine
+        engine.shard_map = other(engine.shard_map)
+        with pytest.raises(
+            UsageError, match=f"^{servers.endpoints[1]} is server 1 of the shard map"
+        ):
+            states_of(transport)
+
+
+def test_a_server_in_the_place_of_another_is_refused_by_name():
+    with cluster(num_servers=3) as servers:
+        swapped = ShardMap.of(3, [servers.endpoints[each] for each in (0, 2, 1)])
+        for store in servers.stores:
+            store.engine.shard_map = swapped
+        transport = driver(servers)
+        with pytest.raises(
+            UsageError, match=f"^{servers.endpoints[2]} is server 2 of .* server 1 in"
+        ):
+            states_of(transport)
+
+
+def test_shards_of_servers_without_a_list_do_not_move():
+    with cluster(num_servers=2) as servers:
+        for store in servers.stores:
+            store.engine.shard_map = ShardMap.of(2)
+        with pytest.raises(UsageError, match="without a list of servers"):
+            driver(servers)
 
 
 def test_server_0_cannot_be_drained():

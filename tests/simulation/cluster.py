@@ -360,6 +360,9 @@ class Cluster:
                 num_at_start=self.setup.num_at_start,
                 server_index=index if index < self.setup.num_servers else NO_SERVER,
                 num_servers=self.setup.num_servers if index < self.setup.num_servers else 1,
+                endpoints=self.endpoints
+                if index < self.setup.num_servers
+                else (f"{process.name}:1",),
                 wait_limit_s=self.setup.wait_limit_s,
                 clock=time.time,
                 monotonic=time.monotonic,

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from ctr_ps.protos.limits import CHUNK_BYTES
-from ctr_ps.protos.placement import NO_SERVER
+from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
 from ctr_ps.ps_server.precompile import KERNELS
@@ -176,6 +176,8 @@ def cluster(
                         inbox_bytes=inbox_bytes,
                     )
                 )
+            for store in servers.stores:  # whose ports are known by now
+                store.engine.shard_map = ShardMap.of(num_servers, servers.endpoints)
             yield servers
     finally:
         loop.close()

@@ -127,10 +127,9 @@ class RunningJob:
         return self.endpoints[-1]
 
     def cluster(self, *arguments: object) -> subprocess.Popen[str]:
-        """Starts `ps-cluster` with a command for these servers."""
-        listed = ",".join(self._listed)
+        """Starts `ps-cluster` with a command, told where server 0 is."""
         return subprocess.Popen(
-            [str(COMMANDS / "ps-cluster"), listed, *map(str, arguments)],
+            [str(COMMANDS / "ps-cluster"), self.endpoints[0], *map(str, arguments)],
             env=clean_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

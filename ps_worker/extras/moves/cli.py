@@ -1,13 +1,13 @@
 """`ps-cluster`: servers come and go while a job trains.
 
-    ps-cluster 10.0.0.1:7164,10.0.0.2:7164 status
+    ps-cluster 10.0.0.1:7164 status
     ps-cluster 10.0.0.1:7164 add 10.0.0.3:7164       # started with ps-server --spare
     ps-cluster 10.0.0.1:7164 drain 1
     ps-cluster 10.0.0.1:7164 replace 2 10.0.0.4:7164
     ps-cluster 10.0.0.1:7164 rebalance
 
-The first endpoint is that of server 0, which knows the others. A command that is interrupted, or fails,
-leaves the servers as they were, and may be given again.
+The endpoint is that of server 0, which knows the others. A command that is interrupted, or fails, leaves
+the servers as they were, and may be given again.
 """
 
 import sys
@@ -65,7 +65,7 @@ Rate = Annotated[
 def cluster(
     context: typer.Context,
     endpoints: Annotated[
-        str, typer.Argument(help="The cluster's servers, host:port,host:port; the first is enough.")
+        str, typer.Argument(help="Server 0 of the cluster, host:port; or all servers, in order.")
     ],
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
@@ -141,32 +141,16 @@ def rebalance(context: typer.Context, dry_run: DryRun = False, mib_per_s: Rate =
 def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
     with errors_as_exit_codes():
         endpoints = require_endpoints(split_endpoints(context.obj), "the command")
-        # The first one knows the others.
         transport = GrpcTransport(endpoints[:1], retry_s=RETRY_S, stream=False)
         try:
             if transport.call(0, GET_MAP, None).result().server != 0:
                 raise UsageError(
                     f"{endpoints[0]} is not server 0 of its cluster: name that server first"
                 )
-            shard_map = connected(transport)
-            if not shard_map.endpoints or len(shard_map.servers) > len(shard_map.endpoints):
-                # No move has told the servers where they are yet.
-                _require_all(shard_map, endpoints)
-                shard_map = ShardMap(
-                    shard_map.epoch, shard_map.servers, shard_map.owners, endpoints
-                )
-                transport.use(shard_map)
+            connected(transport)
             yield transport
         finally:
             transport.close()
-
-
-def _require_all(shard_map: ShardMap, endpoints: tuple[str, ...]) -> None:
-    if len(endpoints) != shard_map.num_servers:
-        raise UsageError(
-            f"the cluster has {shard_map.num_servers} servers, but {len(endpoints)} are named: before the "
-            "first move name all, in the order of PADDLE_PSERVERS_IP_PORT_LIST"
-        )
 
 
 def _move(

@@ -90,14 +90,13 @@ class Move:
         Copies at most `mib_per_s` while all train; `tell` is called as it comes on.
         """
         self._transport = transport
-        self._before, self._after = states[0].shard_map, next_map
-        self._old = transport.shard_map
+        self._old, self._after = transport.shard_map, next_map
         self.token = secrets.token_hex(8)
         self._tables = {spec.name: spec for spec in states[0].tables}
         self._blocks = {spec.name: spec for spec in states[0].blocks}
         self._added = [each for each in next_map.servers if each not in self._old.servers]
         self._all = sorted({*self._old.servers, *next_map.servers})
-        owners = zip(self._before.owners, next_map.owners, strict=True)
+        owners = zip(self._old.owners, next_map.owners, strict=True)
         self._pairs = sorted({(source, target) for source, target in owners if source != target})
         self._num_taken = dict.fromkeys(self._all, 0)
         self._num_put = dict.fromkeys(self._all, 0)
@@ -105,7 +104,7 @@ class Move:
         self._next_sign = 0.0
         self._num_held = 0
         self._tell = tell
-        self.progress = Progress(num_moved(self._before, next_map, rows_of(states)))
+        self.progress = Progress(num_moved(self._old, next_map, rows_of(states)))
 
     def run(self) -> None:
         """Carries it out.
@@ -294,7 +293,7 @@ class Move:
     def _copy_rest(self) -> None:
         self._look_at_specs()
         self._copy_round(with_counts=True)
-        routing = Routing(self._before, CHUNK_BYTES, self._tables, self._blocks)
+        routing = Routing(self._old, CHUNK_BYTES, self._tables, self._blocks)
         parts = state_transfer.parts_of_pull(routing, {}, [*self._blocks])
         pulled = results(
             [self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts]
@@ -363,13 +362,31 @@ def weights_of(states: Mapping[int, MapState]) -> list[int]:
 
 
 def states_of(transport: Transport) -> dict[int, MapState]:
-    """Returns what all servers of the transport's map say, by index."""
-    servers = transport.shard_map.servers
-    return {server: transport.call(server, calls.GET_MAP, None).result() for server in servers}
+    """Returns what all servers of the transport's map say, by index.
+
+    Raises UsageError if one has another map, or another place in it.
+    """
+    shard_map, states = transport.shard_map, {}
+    for server in shard_map.servers:
+        states[server] = state = transport.call(server, calls.GET_MAP, None).result()
+        if (state.server, state.shard_map) != (server, shard_map):
+            raise UsageError(
+                f"{shard_map.endpoint_of(server)} is server {state.server} of the shard map "
+                f"{state.shard_map.epoch} of {', '.join(state.shard_map.endpoints)}, but server {server} in "
+                f"that of server 0, {shard_map.epoch} of {', '.join(shard_map.endpoints)}"
+            )
+    return states
 
 
 def connected(transport: Transport) -> ShardMap:
-    """Has `transport` use the newest map of the cluster, and returns it."""
-    while (shard_map := settle(transport)).epoch > transport.shard_map.epoch:
+    """Has `transport`, which knows the first server, use the map of the cluster, and returns it.
+
+    Raises UsageError if the map has no endpoints.
+    """
+    while (shard_map := settle(transport)) != transport.shard_map:
+        if not shard_map.endpoints:
+            raise UsageError(
+                "server 0 was started without a list of servers, so no shards can move"
+            )
         transport.use(shard_map)
     return shard_map
