@@ -85,32 +85,40 @@ class Placement:
 
         Raises `error` if there is none. Where a move has not ended, the same, to try once more.
         """
-        if self.epoch > routing.shard_map.epoch:
+        epoch = routing.shard_map.epoch
+        if self.epoch > epoch:
             return self.routing
-        # Without the lock: while the first server is away, each caller waits for it, and says so.
-        shard_map = settle(self._transport)
-        if shard_map.epoch <= routing.shard_map.epoch:
-            if isinstance(error, MovingError):
-                return routing
-            raise error
-        with self._lock:
-            if shard_map.epoch > self._transport.shard_map.epoch:
-                self._transport.use(shard_map)
-        settle(self._transport)  # those that were added may not know either
-        with self._lock:
-            if shard_map.epoch > self.epoch:
-                self.routing = replace(self.routing, shard_map=shard_map)
+        newest = shard_map_of(self._transport)
+        if newest.epoch <= epoch:
+            newest = settle(self._transport)
+        if self._takes(newest):
+            settle(self._transport)  # those that were added may not know either
+        if self.epoch > epoch:
             return self.routing
+        if isinstance(error, MovingError):
+            return routing
+        raise error
+
+    def _takes(self, shard_map: ShardMap) -> bool:
+        """Places calls by a map from now on, if it is newer than the known one; returns whether it is."""
+        with self._lock:
+            if shard_map.epoch <= self.epoch:
+                return False
+            self._transport.use(shard_map)
+            self.routing = replace(self.routing, shard_map=shard_map)
+            return True
 
 
 def settle(transport: Transport) -> ShardMap:
     """Asks all servers for their maps, and returns that of the first one, once it has no doubt.
 
-    Those that wait for the end of a move which it knows are told. A server that is away is left out: it asks
-    when it is back, as its callers do.
+    Those that wait for the end of a move which it knows are told. Another than the first one that does not
+    answer soon is left out: its callers ask again.
     """
     _, *others = transport.shard_map.servers
-    asked = [(server, transport.call(server, calls.GET_MAP, None)) for server in others]
+    asked = [
+        (server, transport.call(server, calls.GET_MAP, None, ready_s=ASK_S)) for server in others
+    ]
     states = {}
     for server, answer in asked:
         with suppress(CtrPsError):
@@ -118,7 +126,7 @@ def settle(transport: Transport) -> ShardMap:
     # After the others: a move of theirs that it does not know by now was never committed.
     first = transport.call(0, calls.GET_MAP, None).result()
     ends = [
-        transport.call(server, calls.END_MOVE, end)
+        transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
         for server, state in states.items()
         if (end := _end_of(state, first)) is not None
     ]

@@ -9,7 +9,7 @@ import pytest
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import CtrPsError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.placement import NO_SERVER
+from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     InitializerSpec,

@@ -1,15 +1,17 @@
-"""What servers are told that do not know how a move ended, when the first one decides it meanwhile."""
+"""How a client finds the newest map, and what servers are told that do not know how a move ended."""
 
 import threading
 from dataclasses import replace
 from typing import Any
 
-from ctr_ps.protos.errors import WrongServerError
+import pytest
+
+from ctr_ps.protos.errors import MovingError, TransportError, WrongServerError
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, Call
 from ctr_ps.protos.wire.requests import EndMove
-from ctr_ps.ps_worker.cluster.placement import Placement, settle
+from ctr_ps.ps_worker.cluster.placement import ASK_S, Placement, settle
 
 BEFORE = ShardMap.of(2, ("a:1", "b:1"))
 AFTER = replace(BEFORE, epoch=2)
@@ -110,3 +112,66 @@ def test_a_call_does_not_wait_for_another_one_that_asks_for_the_newer_map() -> N
     goes_on.set()
     threads[0].join(30)
     assert epochs == [2, 2]
+
+
+LIMIT_S = 20.0
+MOVED = ShardMap(2, (0, 2), tuple([0, 2] * 512), ("a:1", "c:1"))
+
+
+class Gone:
+    """Server 1 has left, and its machine is gone; server 2 does not answer before `is_up`."""
+
+    def __init__(self, first: ShardMap) -> None:
+        self.shard_map = BEFORE
+        self.is_up = threading.Event()
+        self.is_asked = threading.Event()
+        self._first = first
+
+    def call(
+        self, server: int, call: Call[Any, Any], argument: Any, *, ready_s: float | None = None
+    ) -> Any:
+        assert call is GET_MAP
+
+        def answer() -> MapState:
+            if server == 0:
+                return replace(STATE, shard_map=self._first)
+            assert ready_s == ASK_S, "it is waited for as for one that is started again"
+            if server == 2:
+                self.is_asked.set()
+                assert self.is_up.wait(LIMIT_S)
+            raise TransportError("away")
+
+        class Later:
+            result = staticmethod(answer)
+
+        return Later()
+
+    def use(self, shard_map: ShardMap) -> None:
+        self.shard_map = shard_map
+
+
+def test_no_caller_waits_for_a_server_that_has_left_nor_for_another_caller() -> None:
+    transport = Gone(MOVED)
+    placement = Placement(transport, chunk_bytes=1)
+    routing, told = placement.routing, []
+    asks = threading.Thread(
+        target=lambda: told.append(placement.newer(routing, WrongServerError("")))
+    )
+    asks.start()
+    try:
+        assert transport.is_asked.wait(LIMIT_S)
+        # While the other thread asks the new servers, which takes its time.
+        assert placement.newer(routing, WrongServerError("")).shard_map is MOVED
+        assert not told
+    finally:
+        transport.is_up.set()
+        asks.join()
+    assert told[0].shard_map is MOVED
+
+
+def test_a_server_that_is_away_during_a_move_is_not_waited_for() -> None:
+    placement = Placement(Gone(BEFORE), chunk_bytes=1)
+    routing = placement.routing
+    assert placement.newer(routing, MovingError("")) is routing
+    with pytest.raises(WrongServerError, match="another"):
+        placement.newer(routing, WrongServerError("another"))
