@@ -9,8 +9,6 @@ must not reach the others.
 
 import copy
 import itertools
-import math
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -18,10 +16,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from ctr_ps.protos.chunking import PushChunk, require_piece_fits, require_values
-from ctr_ps.protos.errors import ProtocolError, WrongServerError
+from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.futures import (
     Answer,
-    Answered,
     Combined,
     Future,
     Shared,
@@ -65,13 +62,20 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
 from ctr_ps.ps_worker.cluster import state_transfer
 from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker, join_servers
-from ctr_ps.ps_worker.cluster.placement import MOVE_LIMIT_S, Placement, shard_map_of
+from ctr_ps.ps_worker.cluster.placement import Placement, shard_map_of
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing
-from ctr_ps.ps_worker.cluster.sent import Sent, gradients_of, state_of
+from ctr_ps.ps_worker.cluster.sent import Parts, Sent, gradients_of, state_of
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+
+def _gradients_of_both(routing: Routing, parts: Parts) -> Gradients:
+    """As `gradients_of`, of pushes with pulls."""
+    return gradients_of(
+        routing, {server: [each.push for each in of] for server, of in parts.items()}
+    )
 
 
 class ClusterClient:
@@ -372,74 +376,61 @@ class ClusterClient:
         at: Version | None = None,
     ) -> tuple[Future[Pulled], Future[Version]]:
         """See `protos.store.Store`; in a call each where a message has no room for all."""
-        return self._push_pull(gradients, push_id, keys, into, at)
+        self._routing.require_lengths(into)
+        sent = Sent(gradients, _gradients_of_both)
+        apart: tuple[Future[Pulled], Future[Version]] | None = None  # calls that follow moves alone
 
-    def _push_pull(
-        self,
-        gradients: Gradients,
-        push_id: PushId,
-        keys: Mapping[str, Keys],
-        into: Mapping[str, Values],
-        at: Version | None,
-        until: float = math.inf,
-    ) -> tuple[Future[Pulled], Future[Version]]:
-        """As `push_pull`; `until` is how long it is started again while it is not known how a move ends."""
-        routing = self._routing
-        routing.require_lengths(into)
-        pulls = routing.split_pull(keys)
-        pushes = routing.split_push(gradients, bfloat16=self._bfloat16)
-        pieces = routing.split_pieces(into)
-        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of.values()) or any(
-            routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
-            for server, (positions,) in pulls.items()
-        ):
-            return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
-        then = None if at is None else at + 1
-        pending = {
-            server: self._transport.call(
-                server,
-                calls.PUSH_PULL,
-                requests.PushPull(
-                    push=self._push_request(routing, pushes[server][0], push_id, at),
-                    sparse=self._pull_request(
-                        routing, keys, pulls[server][0], Missing.INITIAL, then
-                    ),
-                    dense=self._pull_dense_request(routing, pieces[server][0], then),
-                ),
-            )
-            for server in routing.shard_map.servers
-        }
-
-        def combine() -> tuple[Future[Pulled], Future[Version]]:
-            try:
-                answers = self._acknowledged([*pending.values()], push_id, at)
-            except WrongServerError as error:
-                if time.monotonic() > until:
-                    raise
-                is_newer = self._placement.newer(routing, error) is not routing
-                limit = math.inf if is_newer else min(until, time.monotonic() + MOVE_LIMIT_S)
-                parts = {server: [each.sent().push] for server, each in pending.items()}
-                whole = gradients_of(routing, parts)
-                return self._push_pull(whole, push_id, keys, into, at, limit)
-            out, versions = routing.empty_rows(keys), []
-            for (server, (positions,)), answer in zip(pulls.items(), answers, strict=True):
-                routing.write_rows(answer.sparse.rows, positions, out)
-                versions.append(answer.sparse.version)
-                routing.write_pieces(answer.dense.pieces, server, into)
-            return (
-                Answered(Pulled(out, min(versions))),
-                Answered(min(answer.dense.version for answer in answers)),
+        def start(routing: Routing) -> Future[tuple[Pulled, Version]]:
+            nonlocal apart
+            pulls = routing.split_pull(keys)
+            pushes = routing.split_push(sent.whole(), bfloat16=self._bfloat16)
+            pieces = routing.split_pieces(into)
+            if apart is None and (
+                any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of.values())
+                or any(
+                    routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
+                    for server, (positions,) in pulls.items()
+                )
+            ):
+                apart = push_then_pull(self, sent.whole(), push_id, keys=keys, into=into, at=at)
+                sent.started(routing, {})
+            if apart is not None:
+                rows, read = apart
+                return Combined(lambda: (rows.result(), read.result()))
+            then = None if at is None else at + 1
+            pending = sent.started(
+                routing,
+                {
+                    server: [
+                        self._transport.call(
+                            server,
+                            calls.PUSH_PULL,
+                            requests.PushPull(
+                                push=self._push_request(routing, pushes[server][0], push_id, at),
+                                sparse=self._pull_request(
+                                    routing, keys, pulls[server][0], Missing.INITIAL, then
+                                ),
+                                dense=self._pull_dense_request(routing, pieces[server][0], then),
+                            ),
+                        )
+                    ]
+                    for server in routing.shard_map.servers
+                },
             )
 
-        both = Shared(combine)
+            def combine() -> tuple[Pulled, Version]:
+                answers = self._acknowledged(pending, push_id, at)
+                out, versions = routing.empty_rows(keys), []
+                for (server, (positions,)), answer in zip(pulls.items(), answers, strict=True):
+                    routing.write_rows(answer.sparse.rows, positions, out)
+                    versions.append(answer.sparse.version)
+                    routing.write_pieces(answer.dense.pieces, server, into)
+                return Pulled(out, min(versions)), min(answer.dense.version for answer in answers)
 
-        def rows() -> Pulled:
-            return both.result()[0].result()
+            return Combined(combine)
 
-        def read() -> Version:
-            return both.result()[1].result()
-
-        return Combined(rows), Combined(read)
+        both = Shared(self._placement.placed(start).result)
+        return Combined(lambda: both.result()[0]), Combined(lambda: both.result()[1])
 
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
         def start(routing: Routing) -> Future[ModelState]:

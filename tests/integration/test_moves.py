@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.spec import (
@@ -18,7 +18,7 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Lease, Missing, WorkerLoss
-from ctr_ps.protos.wire.calls import END_MOVE, PUSH_GRAD
+from ctr_ps.protos.wire.calls import END_MOVE, PUSH_GRAD, PUSH_PULL
 from ctr_ps.protos.wire.requests import EndMove, PushGrad
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
@@ -323,3 +323,40 @@ def test_server_0_cannot_be_drained():
             without_server(transport.shard_map, 7, [0] * 1024)
         with pytest.raises(CtrPsError):
             add(transport, servers.endpoints[1])
+
+
+@pytest.mark.parametrize("with_pulls", [False, True], ids=["push", "push with pulls"])
+def test_a_push_whose_server_has_left_follows_its_shards(monkeypatch, with_pulls):
+    """Server 1 has taken its part, and the answer is lost; until the push comes again it has ended."""
+    keys = np.sort(KEYS)
+    grad = SparseGrad(keys, np.full((keys.size, 1), -2.0, np.float32), 1)  # adds 1 to each row
+    push = Gradients(sparse={"wide": grad}, dense={})
+    with cluster(num_servers=2) as servers:
+        client = servers.client()
+        declare(client)
+        call = GrpcTransport.call
+
+        class Lost:
+            def __init__(self, answer):
+                self.sent, self.when_failed = answer.sent, lambda tell: None
+                answer.result()
+
+            def result(self):
+                monkeypatch.undo()
+                transport = driver(servers)
+                weights = weights_of(states_of(transport))
+                moved(transport, without_server(transport.shard_map, 1, weights))
+                raise TransportError("away")
+
+        def lossy(transport, server, of, argument, **rest):
+            answer = call(transport, server, of, argument, **rest)
+            return Lost(answer) if of in (PUSH_GRAD, PUSH_PULL) and server == 1 else answer
+
+        monkeypatch.setattr(GrpcTransport, "call", lossy)
+        if with_pulls:
+            client.push_pull(push, push_id(sequence=0), keys={"wide": keys}, into={})[1].result()
+        else:
+            client.push_grad(push, push_id(sequence=0)).result()
+
+        found = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result().rows["wide"]
+        np.testing.assert_array_equal(found, np.ones_like(found))
