@@ -403,9 +403,9 @@ class Handlers:
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
         _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
         worker, incarnation = request.member.worker, request.member.incarnation
-        caller = "PullChanged", worker
+        caller, epoch = ("PullChanged", worker), request.shard_map_epoch
 
-        def take() -> Changed:
+        def take() -> tuple[int, Changed]:
             if any(
                 of == incarnation and request.number < number
                 for of, number in self._completed.answers(caller)
@@ -418,10 +418,21 @@ class Handlers:
             changed = engine.pulls.changed(
                 engine.job, request.tables, worker, max_rows=request.max_rows
             )
-            return changed.result()
+            return epoch, changed.result()
 
         # Rows in an answer count as known to the worker: only the same answer again makes good a lost one.
-        return self._completed.once(caller, (incarnation, request.number), take, remembered=1)
+        taken_in, changed = self._completed.once(
+            caller, (incarnation, request.number), take, remembered=1
+        )
+        return changed if taken_in == epoch else self._still_here(changed)
+
+    def _still_here(self, changed: Changed) -> Changed:
+        """Leaves out rows that have moved away since: their new server has them all, and newer ones."""
+        rows = {}
+        for table, (keys, weights) in changed.rows.items():
+            here = self.engine.parameters.table(table).own(keys)
+            rows[table] = keys[here], weights[here]
+        return replace(changed, rows=rows)
 
     def _pull_dense(self, request: requests.PullDense) -> Future[PulledPieces]:
         blocks = sorted(set(request.blocks))

@@ -209,6 +209,11 @@ class SparseTable:
         """Raises WrongServerError if one of `keys` uint64[N] belongs to another server."""
         self._count_by_shard(keys)
 
+    def own(self, keys: Keys) -> NDArray[np.int32]:
+        """Returns the positions in `keys` uint64[N] of those that belong to this server, ascending."""
+        routed = self._shard_map.route(keys, self.spec.num_shards)
+        return routed[self._server_index] if self.shards else np.empty(0, np.int32)
+
     def scores(self, keys: Keys) -> Values:
         """Returns the scores of `keys`, float32[N], 0 without a row; the table must keep statistics."""
         coefficients = coefficients_of(self.spec.statistics)
