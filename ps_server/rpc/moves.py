@@ -133,7 +133,9 @@ class Moves:
             tell()
 
     def _changes_server(self, call: Call[Any, Any]) -> bool:
-        return (call.is_logged or call.name in _HELD) and call.name not in _OF_MOVES
+        # Changed rows count as known once they are taken, so they have to be of one map.
+        takes_rows = call.name == calls.PULL_CHANGED.name
+        return (call.is_logged or call.name in _HELD or takes_rows) and call.name not in _OF_MOVES
 
     def _must_wait(self, call: Call[Any, Any], argument: Any) -> bool:
         move = self._move

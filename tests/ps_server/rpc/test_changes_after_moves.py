@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ctr_ps.protos.futures import WaitingFuture
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import Changed, Missing
@@ -68,3 +69,20 @@ def test_call_that_comes_again_by_a_newer_map_gets_the_rows_that_are_still_here(
     np.testing.assert_array_equal(np.sort(found), stays)
     table = handlers.engine.parameters.table(TABLE.name)
     np.testing.assert_array_equal(values, table.pull(found, Missing.INITIAL))
+
+
+def test_move_does_not_end_while_rows_are_taken() -> None:
+    """Else rows of shards that are not there any more would count as known, and never come again."""
+    handlers, _ = server_1()
+    moves = handlers.moves
+    assert moves.enter(calls.PULL_CHANGED, request(1)) is None
+    closed = close(handlers)
+    assert isinstance(closed, WaitingFuture)
+    assert not closed.done()
+    waits = moves.enter(calls.PULL_CHANGED, request(1))
+    moves.left(calls.PULL_CHANGED)
+    assert closed.done()
+    assert waits is not None
+    assert not waits.done()
+    end(handlers)
+    assert waits.done()
