@@ -53,6 +53,7 @@ class MovingServers:
             num_workers=self._num_workers,
             server_index=index,
             num_servers=1 if index == NO_SERVER else 2,
+            endpoints=[SPARE] if index == NO_SERVER else self.endpoints,
             wait_limit_s=2.0,
         )
 
