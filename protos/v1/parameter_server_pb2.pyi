@@ -102,10 +102,12 @@ class RenewResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("spec",)
+    __slots__ = ("spec", "shard_map_epoch")
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     spec: _spec_pb2.TableSpec
-    def __init__(self, spec: _Optional[_Union[_spec_pb2.TableSpec, _Mapping]] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.TableSpec, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class CreateTableResponse(_message.Message):
     __slots__ = ()

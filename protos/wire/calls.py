@@ -144,13 +144,13 @@ JOIN: Call[requests.Join, Joined] = _call(
 )
 # Its sign of life is logged where it decides who has a place, by a record of its own.
 RENEW: Call[requests.Renew, None] = _call("Renew", record(requests.Renew), no_fields)
-CREATE_TABLE: Call[TableSpec, None] = _call(
+CREATE_TABLE: Call[requests.CreateTable, None] = _call(
     "CreateTable",
-    value("spec", TableSpec),
+    record(requests.CreateTable),
     no_fields,
     deadline=Deadline.KERNELS,
     is_logged=True,
-    declares=lambda spec: spec,
+    declares=lambda request: request.spec,
 )
 CREATE_DENSE: Call[requests.CreateDense, None] = _call(
     "CreateDense",

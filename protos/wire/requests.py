@@ -12,7 +12,7 @@ from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import ShardMap
-from ctr_ps.protos.spec import DenseSpec
+from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import (
     Acknowledged,
     InferenceSettings,
@@ -48,6 +48,12 @@ class Renew:
     member: Member
     is_last: bool = False
     acknowledged: Acknowledged | None = None
+    shard_map_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTable:
+    spec: TableSpec
     shard_map_epoch: int = 0
 
 

@@ -18,7 +18,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.format import require_format
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
 from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
-from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.spec import DenseSpec
 from ctr_ps.protos.store import (
     Changed,
     Joined,
@@ -342,7 +342,8 @@ class Handlers:
             logger.info("another process waits to take over as %s", name)
         return joined
 
-    def _create_table(self, spec: TableSpec) -> None:
+    def _create_table(self, request: requests.CreateTable) -> None:
+        spec = request.spec
         self.engine.parameters.create_table(spec)
         self._log_once(f"table created table={spec.name} dim={spec.dim}")
 

@@ -208,7 +208,7 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
     )
     return [
         Record(STATE, STATE_JSON.dump_json(job)),
-        *(_record(calls.CREATE_TABLE, spec) for spec in state.tables),
+        *(_record(calls.CREATE_TABLE, requests.CreateTable(spec=spec)) for spec in state.tables),
         *(
             _record(calls.CREATE_DENSE, requests.CreateDense(spec=spec, values=given))
             for spec, given in state.blocks

@@ -186,7 +186,7 @@ class ClusterClient:
         return self._joined(worker).member
 
     def create_table(self, spec: TableSpec) -> None:
-        self._of_newest(calls.CREATE_TABLE, spec)
+        self._of_all(calls.CREATE_TABLE, requests.CreateTable(spec=spec))
         self._routing.tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:

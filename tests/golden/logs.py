@@ -164,7 +164,7 @@ def _first_job(server: _Server, checkpoints: Path) -> None:
         "Resume", requests.Resume(version=70, progress={0: progress}, batches=90, member=FIRST)
     )
     for table in TABLES:
-        server.call("CreateTable", table)
+        server.call("CreateTable", requests.CreateTable(spec=table))
     server.call("CreateDense", requests.CreateDense(spec=TOWER))
     server.call("CreateDense", requests.CreateDense(spec=GIVEN, values=GIVEN_VALUES))
     url = str((checkpoints / "delta").relative_to(ROOT))

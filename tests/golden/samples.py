@@ -259,7 +259,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
         Joined(jobs_before=2, barriers_passed=7, has_update_log=True, version=40, restart=5),
     ),
     "Renew": (requests.Renew(member=MEMBER, is_last=True, acknowledged=ACKNOWLEDGED), None),
-    "CreateTable": (TABLE, None),
+    "CreateTable": (requests.CreateTable(spec=TABLE), None),
     "CreateDense": (requests.CreateDense(spec=BLOCK, values=PIECE), None),
     "PullSparse": (PULL_SPARSE, PULLED),
     "PullSparse, bfloat16": (

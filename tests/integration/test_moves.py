@@ -29,6 +29,7 @@ from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, withou
 from tests.support.cluster import Cluster, cluster
 from tests.support.crashed_moves import Crash, CrashingTransport, DriverKilledError
 from tests.support.stores import INCARNATION, KEYS, TOWER, declare, push_id
+from tests.support.waiting import wait_until
 
 COUNTED = TableSpec(
     name="counted",
@@ -360,3 +361,29 @@ def test_a_push_whose_server_has_left_follows_its_shards(monkeypatch, with_pulls
 
         found = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result().rows["wide"]
         np.testing.assert_array_equal(found, np.ones_like(found))
+
+
+def test_a_table_that_is_declared_during_a_move_is_on_all_servers_of_the_new_map():
+    with cluster(num_servers=2) as servers:
+        client = servers.client()
+        declare(client)
+        transport = driver(servers)
+        states = states_of(transport)
+        after = with_server(transport.shard_map, servers.start_spare(), weights_of(states))
+        move = Move(transport, states, after)
+        late = replace(COUNTED, name="late")
+        declares = threading.Thread(target=lambda: client.create_table(late))
+        prepare = move._prepare
+
+        def declare_now() -> None:
+            declares.start()
+            waits = servers.servers[0]._handlers.moves
+            wait_until(lambda: bool(waits._waiting))
+            prepare()
+
+        move._prepare = declare_now
+        move.run()
+        declares.join()
+
+        found = client.pull_sparse({"late": KEYS}, missing=Missing.INITIAL).result()
+        assert found.rows["late"].shape == (KEYS.size, 2)

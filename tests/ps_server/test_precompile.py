@@ -24,7 +24,7 @@ from ctr_ps.protos.spec import (
 )
 from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.protos.wire.calls import CREATE_TABLE, PULL_SPARSE, PUSH_GRAD
-from ctr_ps.protos.wire.requests import PullSparse, PushGrad
+from ctr_ps.protos.wire.requests import CreateTable, PullSparse, PushGrad
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_server.precompile import Kernels, kind_of
 from ctr_ps.ps_server.rpc.handlers import Handlers
@@ -198,12 +198,12 @@ def test_kernels_of_a_table_are_compiled_before_it_is_there_in_a_thread():
     handlers = Handlers(store.engine, kernels=kernels)
     spec = table_of("momentum")
 
-    assert handlers.work(CREATE_TABLE, spec) == math.inf
-    handlers.start(CREATE_TABLE, spec).result()
+    assert handlers.work(CREATE_TABLE, CreateTable(spec=spec)) == math.inf
+    handlers.start(CREATE_TABLE, CreateTable(spec=spec)).result()
 
     assert kernels.prepared == [("t", False)]
     assert "t" in store.status().tables
-    assert handlers.work(CREATE_TABLE, spec) == 0
+    assert handlers.work(CREATE_TABLE, CreateTable(spec=spec)) == 0
 
 
 def test_table_is_not_ready_while_its_kernels_are_compiled(monkeypatch):
@@ -227,9 +227,9 @@ def test_unknown_optimizer_is_refused_and_compiles_nothing():
     handlers = Handlers(ParameterStore().engine, kernels=Kernels())
     spec = replace(table_of("adam"), optimizer=OptimizerSpec(name="nadam", params={}))
 
-    assert handlers.work(CREATE_TABLE, spec) == 0
+    assert handlers.work(CREATE_TABLE, CreateTable(spec=spec)) == 0
     with pytest.raises(SpecError, match="nadam"):
-        handlers.start(CREATE_TABLE, spec)
+        handlers.start(CREATE_TABLE, CreateTable(spec=spec))
 
 
 @pytest.mark.parametrize("threshold", [math.nan, math.inf])
@@ -238,9 +238,9 @@ def test_impossible_admission_is_refused_and_compiles_nothing(threshold: float) 
     admission = AdmissionSpec(threshold=threshold, counter="bloom", expected_keys=9)
     spec = replace(table_of("adam"), statistics=StatisticsSpec(), admission=admission)
 
-    assert handlers.work(CREATE_TABLE, spec) == 0
+    assert handlers.work(CREATE_TABLE, CreateTable(spec=spec)) == 0
     with pytest.raises(SpecError, match=f"threshold {threshold}"):
-        handlers.start(CREATE_TABLE, spec)
+        handlers.start(CREATE_TABLE, CreateTable(spec=spec))
 
 
 @pytest.mark.parametrize(

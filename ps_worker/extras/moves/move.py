@@ -185,7 +185,8 @@ class Move:
     def _declare(self) -> None:
         for server in self._added:
             for spec in self._tables.values():
-                self._transport.call(server, calls.CREATE_TABLE, spec).result()
+                request = requests.CreateTable(spec=spec)
+                self._transport.call(server, calls.CREATE_TABLE, request).result()
 
     def _copy(self) -> None:
         """Copies rows until few have changed while the last were copied."""

@@ -85,7 +85,9 @@ def move(_: Path) -> Calls:
 
 CHANGES: dict[str, Callable[[Path], Calls]] = {
     "Join": lambda _: [(calls.JOIN, requests.Join(member=member(1), terms={}))],
-    "CreateTable": lambda _: [(calls.CREATE_TABLE, replace(DEEP, name="more"))],
+    "CreateTable": lambda _: [
+        (calls.CREATE_TABLE, requests.CreateTable(spec=replace(DEEP, name="more")))
+    ],
     "CreateDense": lambda _: [
         (calls.CREATE_DENSE, requests.CreateDense(spec=replace(TOWER, name="more"), values=None))
     ],
@@ -250,7 +252,7 @@ def test_move_that_does_not_fit_is_refused_and_refused_again(name: str, tmp_path
     store = in_process(num_workers=2)
     handlers, log = begun_log(tmp_path / "log", store)
     handlers.start(calls.JOIN, requests.Join(member=member(), terms={}))
-    handlers.start(calls.CREATE_TABLE, counted)
+    handlers.start(calls.CREATE_TABLE, requests.CreateTable(spec=counted))
     before = state_of(store, handlers)
     handlers.start(calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP))
     with pytest.raises(ProtocolError):

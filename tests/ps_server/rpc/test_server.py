@@ -524,7 +524,8 @@ async def test_server_without_memory_ends_as_such_and_keeps_its_log(
     async with served(store, update_log=log) as (server, channel):
         await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
         monkeypatch.setattr(store.engine.parameters, "create_table", fail)
-        for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
+        declared = requests.CreateTable(spec=DEEP)
+        for call, argument in ((calls.CREATE_TABLE, declared), (calls.GET_STATUS, None)):
             with pytest.raises(grpc.aio.AioRpcError, match="out of memory") as refused:
                 await ask(channel, call, argument)
             told = error_of(refused.value, "server", call.name)

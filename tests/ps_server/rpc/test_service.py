@@ -361,7 +361,8 @@ async def test_lifecycle_is_logged_once(caplog):
         await service.push()
         await service.push()
         for _ in range(2):
-            await service.call(calls.CREATE_TABLE, service.store.engine.parameters.table("t").spec)
+            spec = service.store.engine.parameters.table("t").spec
+            await service.call(calls.CREATE_TABLE, requests.CreateTable(spec=spec))
 
     assert caplog.messages == ["table created table=t dim=2"]
 

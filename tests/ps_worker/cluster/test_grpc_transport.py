@@ -223,7 +223,7 @@ def test_server_raises_its_own_errors_in_the_worker():
         with transport_to(endpoint) as transport:
             with pytest.raises(UnknownTableError, match=rf"{endpoint}: no table 't'"):
                 transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
-            transport.call(0, calls.CREATE_TABLE, spec).result()
+            transport.call(0, calls.CREATE_TABLE, requests.CreateTable(spec=spec)).result()
             with pytest.raises(WrongServerError, match="server 1 of 2 received"):
                 transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
             with pytest.raises(WrongServerError, match="server 1 of 2 received"):

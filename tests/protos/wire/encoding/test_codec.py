@@ -39,7 +39,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.v1 import data_plane_pb2, parameter_server_pb2
 from ctr_ps.protos.wire.calls import ALL_REDUCE, CALLS, CREATE_DENSE, CREATE_TABLE, GET_STATUS, SAVE
 from ctr_ps.protos.wire.encoding.codec import Frame, record, value
-from ctr_ps.protos.wire.requests import CreateDense
+from ctr_ps.protos.wire.requests import CreateDense, CreateTable
 from tests.support.local_transport import through
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -193,7 +193,8 @@ DENSE_SPECS = st.builds(
 
 @given(spec=TABLE_SPECS)
 def test_table_spec_survives_the_wire(spec: TableSpec) -> None:
-    assert through(CREATE_TABLE.request, spec) == spec
+    declared = CreateTable(spec=spec, shard_map_epoch=3)
+    assert through(CREATE_TABLE.request, declared) == declared
 
 
 @given(spec=DENSE_SPECS)
