@@ -178,13 +178,14 @@ def recover(
 def _is_of(state: server_journal.ServerState, owner: journal.Owner) -> bool:
     """Whether a process may go on as the server that has written a state.
 
-    The log of one that was added has its index, whether or not the list of servers names it by now.
+    The log of one that was added has its index, whether or not the list of servers names it by now. One of
+    the list has no map in its log before the first move, and needs the list.
     """
     of_job = replace(owner, server_index=0, num_servers=1) == replace(
         state.owner, server_index=0, num_servers=1
     )
     indices = {state.owner.server_index, owner.server_index}
-    if state.shard_map is None and NO_SERVER not in indices:
+    if state.shard_map is None and state.owner.server_index != NO_SERVER:
         return state.owner == owner
     return of_job and (len(indices - {NO_SERVER}) <= 1)
 
