@@ -34,7 +34,8 @@ class FileQueue:
     def take(self, worker: int, pass_number: int, num_files: int, received: int) -> TakenFile:
         """Returns the file after those that a worker has `received` in a pass, which may be a new one.
 
-        Raises ProtocolError, and changes nothing, if workers disagree on the files.
+        Raises ProtocolError, and changes nothing, if workers disagree on the files, or a pass would end
+        before its files are trained.
         """
         if pass_number < self.pass_number:
             return TakenFile(is_over=True)
@@ -44,6 +45,12 @@ class FileQueue:
             raise ProtocolError(
                 f"{self._members.name(worker)} has {received} of {num_files} files of pass {pass_number}, "
                 f"but was dealt {len(taken)} of {self._num_files}: do all workers see the same files?"
+            )
+        is_early = pass_number > self.pass_number + 1 or not self.is_over(self.pass_number)
+        if is_new and self.pass_number and is_early:
+            raise ProtocolError(
+                f"{self._members.name(worker)} asks for pass {pass_number}, but the workers are in pass "
+                f"{self.pass_number}"
             )
         if is_new:
             self.restore(FileQueueState(pass_number=pass_number, num_files=num_files))

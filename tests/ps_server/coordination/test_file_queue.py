@@ -10,6 +10,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import TakenFile
 from ctr_ps.ps_server.coordination.file_queue import FileQueue
+from ctr_ps.ps_server.coordination.job_state import FileQueueState
 
 NUM_FILES = 5
 EVENTS = ["take", "again", "finish", "leave", "restore"]
@@ -74,12 +75,31 @@ def test_files_of_a_worker_that_leaves_are_free_again_but_not_the_finished_ones(
 
 def test_a_new_pass_begins_with_the_first_call_and_earlier_ones_are_over() -> None:
     files = queue()
-    take(files, 0, 0)
+    for received in range(NUM_FILES):
+        take(files, 0, received)
+    files.finish(0, 1, NUM_FILES)
 
     assert take(files, 1, 0, pass_number=2) == 0
-    assert files.take(0, 1, NUM_FILES, 1) == OVER
+    assert files.take(0, 1, NUM_FILES, NUM_FILES) == OVER
     assert files.is_over(1)
     assert not files.is_over(2)
+
+
+def test_a_pass_is_not_ended_by_one_who_asks_for_another() -> None:
+    files = queue()
+    take(files, 0, 0)
+    before = files.state()
+
+    with pytest.raises(
+        ProtocolError, match="worker 1 asks for pass 2, but the workers are in pass 1"
+    ):
+        take(files, 1, 0, pass_number=2)
+    assert files.state() == before
+
+    files.restore(FileQueueState(pass_number=1))
+    with pytest.raises(ProtocolError, match="asks for pass 3, but the workers are in pass 1"):
+        take(files, 1, 0, pass_number=3)
+    assert take(files, 1, 0, pass_number=2) == 0
 
 
 @pytest.mark.parametrize(
