@@ -223,6 +223,13 @@ class Supervisor:
         failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
         if self._is_loss(failure):
             return self._lost(failure, now)
+        if name in self._spares:
+            decision = self._follow(failure, now)
+            return (
+                Warn(f"{decision.reason}: unless it was added, the others go on without it")
+                if isinstance(decision, End)
+                else decision
+            )
         # Only a launcher that restarts needs to know of a server's death before its workers' error.
         is_lost_server = returncode == TransportError.exit_code and self._policy.max_restarts
         if returncode != AbortedError.exit_code and not is_lost_server:
@@ -237,8 +244,9 @@ class Supervisor:
         """Whether the others can go on: by any other error a worker ends the job itself."""
         if not self._policy.continues or failure.name not in self._workers[1:]:
             return False
-        # Servers that have ended well needed it no more.
-        return failure.is_kill() or failure.is_refusal() or bool(self._early)
+        # Servers that have all ended well needed it no more; one alone may be drained.
+        is_needed = self._still_running(self._servers)
+        return failure.is_kill() or failure.is_refusal() or not is_needed
 
     def _lost(self, failure: _Failure, now: float) -> Decision | None:
         self._has_losses = True

@@ -49,6 +49,17 @@ def test_a_spare_is_started_again_and_waited_for_by_nobody() -> None:
     assert exits(rules, *WORKERS, *SERVERS) == End(0)
 
 
+@pytest.mark.parametrize("code", [1, KILLED])
+def test_a_spare_that_is_not_started_again_leaves_the_others_alone(code: int) -> None:
+    rules = Supervisor(SERVERS, WORKERS, Policy(), ["spare.0"])
+
+    warning = rules.handle(Exited("spare.0", code), 0.0)
+
+    assert isinstance(warning, Warn)
+    assert "spare.0" in warning.text
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
 def test_servers_that_do_not_exit_end_the_run_at_their_limit() -> None:
     rules = supervisor(server_exit_seconds=30.0)
     assert rules.next_time() == math.inf
@@ -296,6 +307,16 @@ def test_worker_that_wakes_up_after_the_others_have_ended_does_not_fail_the_run(
         f"trainer.1 exited with code {code}: "
         'the others have ended without it, as cluster.on_worker_loss is "continue"',
     )
+
+
+def test_worker_that_fails_after_a_server_was_drained_ends_the_run() -> None:
+    rules = supervisor(continues=True)
+    exits(rules, "pserver.1")
+
+    end = exits(rules, "trainer.1", code=1)
+
+    assert isinstance(end, End)
+    assert end.code == 1
 
 
 @pytest.mark.parametrize("last", ["pserver.1", "trainer.0"])
