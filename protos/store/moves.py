@@ -113,6 +113,7 @@ class MapState:
     tables: Sequence[TableSpec]  # that were declared
     blocks: Sequence[DenseSpec]
     rows: Sequence[int]  # of all tables, by place of their shards
+    has_update_log: bool = False  # a process after it can go on where it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,6 +219,7 @@ class Moves:
             tables=tables,
             blocks=[spec for spec, _ in blocks],
             rows=engine.parameters.rows_by_place().tolist(),
+            has_update_log=engine.keeps_log,
         )
 
     @property

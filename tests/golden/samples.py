@@ -371,6 +371,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
             tables=[TABLE],
             blocks=[BLOCK],
             rows=[7] * 1024,
+            has_update_log=True,
         ),
     ),
     "BeginMove": (requests.BeginMove(token="m2", shard_map=SHARD_MAP), None),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
@@ -20,10 +21,11 @@ from ctr_ps.protos.spec import (
 from ctr_ps.protos.store import Lease, Missing, WorkerLoss
 from ctr_ps.protos.wire.calls import END_MOVE, PUSH_GRAD, PUSH_PULL
 from ctr_ps.protos.wire.requests import EndMove, PushGrad
+from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.data.dealt_files import FilePosition, places_of
-from ctr_ps.ps_worker.extras.moves.cli import _require_spare
+from ctr_ps.ps_worker.extras.moves import cli
 from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
@@ -253,7 +255,7 @@ def test_a_server_for_a_job_with_other_places_is_not_added():
         other = servers.start_server(ParameterStore(num_workers=2, server_index=NO_SERVER))
         after = with_server(before, other, weights_of(states))
         with pytest.raises(UsageError, match="for 2 workers, but the job has 1 to 2 workers: give"):
-            _require_spare(after, before, states[0])
+            cli._require_spare(after, before, states[0])
 
 
 def test_table_is_created_on_a_server_of_which_the_client_does_not_know_yet():
@@ -387,3 +389,25 @@ def test_a_table_that_is_declared_during_a_move_is_on_all_servers_of_the_new_map
 
         found = client.pull_sparse({"late": KEYS}, missing=Missing.INITIAL).result()
         assert found.rows["late"].shape == (KEYS.size, 2)
+
+
+def test_the_command_names_why_a_server_is_not_added(monkeypatch):
+    def without_places(shard_map: ShardMap, endpoint: str, _: object) -> ShardMap:
+        endpoints = (*shard_map.endpoints, endpoint)
+        return ShardMap(2, (0, 1, 2), shard_map.owners, endpoints)
+
+    with cluster(num_servers=2) as servers:
+        spare = servers.start_spare()
+        command = [servers.endpoints[0], "add", spare]
+
+        def told() -> str:
+            result = CliRunner().invoke(cli.app, command)
+            assert result.exit_code == UsageError.exit_code
+            return result.output
+
+        servers.stores[0].engine.journal = Journal()  # another than that of a server without a log
+        assert f"{spare} keeps no update log" in told()
+        monkeypatch.setattr(cli, "with_server", without_places)
+        assert f"{spare} would get no shards" in told()
+        command[0] = servers.endpoints[1]
+        assert "is not server 0 of its cluster" in told()

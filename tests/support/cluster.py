@@ -84,6 +84,7 @@ class Cluster:
         )
         server, port = self._start(store, "127.0.0.1:0", **settings)
         self.spares[endpoint := f"127.0.0.1:{port}"] = server
+        store.engine.shard_map = ShardMap.of(1, [endpoint])
         return endpoint
 
     def stop_server(self, index: int) -> None:

@@ -19,12 +19,13 @@ from typing import Annotated
 import typer
 
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.format import require_format
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import require_endpoints, split_endpoints
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, command_app, run_command
 from ctr_ps.protos.store.moves import MapState
-from ctr_ps.protos.wire.calls import GET_MAP
+from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import (
     MIB,
@@ -169,6 +170,10 @@ def _move(
         typer.echo(_table(before, after, states))
         rows = num_moved(before, after, rows_of(states))
         typer.echo(f"{rows:,} rows move")
+        if idle := {*after.servers} - {*before.servers, *after.owners}:
+            raise UsageError(
+                f"{after.endpoint_of(idle.pop())} would get no shards, so it is not added"
+            )
         if dry_run or after.owners == before.owners:
             return
         _require_spare(after, before, states[0])
@@ -182,25 +187,44 @@ def _move(
 
 
 def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
-    """Raises UsageError unless the server that is added waits for that, and for this job."""
+    """Raises UsageError unless the server that is added waits for that, and for this job.
+
+    ProtocolError, if it has another format.
+    """
     for server in after.servers:
         endpoint = after.endpoint_of(server)
         if endpoint in before.endpoints:
             continue
         transport = GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)
         try:
+            format = transport.call(0, GET_STATUS, None).result().format
             state = transport.call(0, GET_MAP, None).result()
         finally:
             transport.close()
-        if state.server is not None:
-            raise UsageError(
-                f"{endpoint} is server {state.server} of a cluster already: start one with ps-server --spare"
-            )
-        if state.members != first.members:
-            raise UsageError(
-                f"{endpoint} was started for {state.members}, but the job has {first.members}: give it the "
-                "environment of the other servers"
-            )
+        require_format(format, f"server {endpoint}")
+        require_spare(endpoint, state, first)
+
+
+def require_spare(endpoint: str, spare: MapState, first: MapState) -> None:
+    """Raises UsageError unless a server can be added to the job of the first one."""
+    if spare.server is not None:
+        raise UsageError(
+            f"{endpoint} is server {spare.server} of a cluster already: start one with ps-server --spare"
+        )
+    if endpoint not in spare.shard_map.endpoints:
+        raise UsageError(
+            f"{endpoint} is {', '.join(spare.shard_map.endpoints)} in its own environment, by which workers "
+            "would look for it: name it so"
+        )
+    if spare.members != first.members:
+        raise UsageError(
+            f"{endpoint} was started for {spare.members}, but the job has {first.members}: give it the "
+            "environment of the other servers"
+        )
+    if first.has_update_log and not spare.has_update_log:
+        raise UsageError(
+            f"{endpoint} keeps no update log, but the servers of the job do: start it with --update-log"
+        )
 
 
 class _Teller:
