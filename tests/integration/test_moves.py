@@ -252,7 +252,9 @@ def test_a_server_for_a_job_with_other_places_is_not_added():
     with cluster(num_servers=2, num_workers=2, num_at_start=1) as servers:
         transport = driver(servers)
         states, before = states_of(transport), transport.shard_map
-        other = servers.start_server(ParameterStore(num_workers=2, server_index=NO_SERVER))
+        store = ParameterStore(num_workers=2, server_index=NO_SERVER)
+        other = servers.start_server(store)
+        store.engine.shard_map = ShardMap.of(1, [other])
         after = with_server(before, other, weights_of(states))
         with pytest.raises(UsageError, match="for 2 workers, but the job has 1 to 2 workers: give"):
             cli._require_spare(after, before, states[0])

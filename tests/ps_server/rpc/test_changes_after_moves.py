@@ -44,7 +44,7 @@ def request(epoch: int) -> requests.PullChanged:
 def close(handlers: Handlers):
     handlers.start(calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=AFTER))
     return handlers.start(
-        calls.HOLD_MOVE, requests.HoldMove(token="m", phase=Phase.CLOSE, cut=Cut())
+        calls.HOLD_MOVE, requests.HoldMove(token="m", number=1, phase=Phase.CLOSE, cut=Cut())
     )
 
 

@@ -269,8 +269,8 @@ def test_server_that_was_restarted_goes_on_with_a_move_only_if_prepared(
 ) -> None:
     """Nothing has waited there, so it may have pushes that are not in the cut."""
     handlers, log = begun_log(tmp_path, in_process(num_workers=2))
-    _, begin, put, prepare, _ = move(tmp_path)
-    for each in (begin, put, *([prepare] if is_prepared else [])):
+    _, begin, put, close, prepare, _ = move(tmp_path)
+    for each in (begin, put, *([close, prepare] if is_prepared else [])):
         handlers.start(*each)
     log.close()
 
@@ -282,7 +282,7 @@ def test_server_that_was_restarted_goes_on_with_a_move_only_if_prepared(
         return
     for phase in (Phase.HOLD, Phase.DRAIN, Phase.CLOSE):
         with pytest.raises(ProtocolError, match="was restarted"):
-            again.start(calls.HOLD_MOVE, requests.HoldMove(token="m", phase=phase, cut=Cut()))
+            again.start(calls.HOLD_MOVE, requests.HoldMove(token="m", number=1, phase=phase, cut=Cut()))
     with pytest.raises(ProtocolError, match="was restarted"):
         again.start(*prepare)
 
