@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -559,6 +560,8 @@ def install() -> None:
     supervisor.MAX_FUTILE_RESTARTS = 1000
     # Of the few batches that there are.
     asynchronous.FIRST_BATCHES, asynchronous.BATCHES_IN_STEP = 4, 8
+    # It would look at all libraries of this process, for each thread.
+    step_loop.threadpool_limits = lambda **_: nullcontext()
     _in_two(SparseTable)
     _takes_time(step_loop._Thread, "compute", before=lambda setup: setup.step_s)
     _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s), stalls=0.5)

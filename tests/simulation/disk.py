@@ -29,7 +29,7 @@ class Disk:
 
     def __init__(self, folder: Path, *, loses_power: bool) -> None:
         """Keeps what `lose_power` needs only if it is to come."""
-        self.folder, self._loses_power = folder, loses_power
+        self.folder, self._path, self._loses_power = folder, str(folder), loses_power
         folder.mkdir(parents=True)
         self._synced: dict[int, bytes] = {}  # by inode, what is on disk
         self._gone: dict[int, bytes] = {}  # by inode, what a file had that has no name any more
@@ -54,17 +54,17 @@ class Disk:
         if self._loses_power and path.exists():
             self._gone[path.stat().st_ino] = path.read_bytes()
 
-    def sync(self, path: Path) -> None:
-        if path == self.folder:
+    def sync(self, path: str) -> None:
+        if path == self._path:
             self.look()
             self._names = self._names[-1:]
-        elif self._loses_power and path.exists():
-            self._synced[path.stat().st_ino] = path.read_bytes()
+        elif self._loses_power and (file := Path(path)).exists():
+            self._synced[file.stat().st_ino] = file.read_bytes()
 
-    def is_to_fail(self, home: World, path: Path) -> bool:
+    def is_to_fail(self, home: World, path: str) -> bool:
         """Counts a sync; does not return from one in which the power fails."""
         self._num_syncs += 1
-        if path == self.folder:
+        if path == self._path:
             self._num_folder_syncs += 1
             if (after := self.dies_after.get(self._num_folder_syncs)) is not None:
                 self.dies_at[self._num_syncs + after[0]] = after[1]
@@ -122,14 +122,14 @@ class Disks:
 
     def __init__(self, home: World, *, lose_power: bool) -> None:
         self._world, self._lose_power = home, lose_power
-        self._disks: dict[Path, Disk] = {}
+        self._disks: dict[str, Disk] = {}
 
     def add(self, folder: Path) -> Disk:
-        disk = self._disks[folder] = Disk(folder, loses_power=self._lose_power)
+        disk = self._disks[str(folder)] = Disk(folder, loses_power=self._lose_power)
         return disk
 
-    def of(self, path: Path) -> Disk | None:
-        return self._disks.get(path) or self._disks.get(path.parent)
+    def of(self, path: str) -> Disk | None:
+        return self._disks.get(path) or self._disks.get(path.rpartition("/")[0])
 
 
 def _current() -> tuple[World, Process, Disks] | None:
@@ -145,12 +145,12 @@ def _syncing(real: Callable[[Any], None]) -> Callable[[int], None]:
             real(descriptor)
             return
         home, _, disks = current
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a path takes longer
         home.block(home.random.uniform(*SYNC_S), "a sync of the disk")
         if (disk := disks.of(path)) is not None:
             if disk.is_to_fail(home, path):
-                home.tell("disk", f"a sync of {path.name} fails")
-                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+                home.tell("disk", f"a sync of {path.rpartition('/')[2]} fails")
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             disk.sync(path)
 
     return sync
@@ -164,10 +164,9 @@ def _changing(real: Callable[..., Any], *, loses: int | None = None) -> Callable
             return real(*args, **kwargs)
         home, _, disks = current
         home.may_lose_turn()
-        path = Path(os.fspath(args[0]))
-        disk = disks.of(path)
+        disk = disks.of(os.fspath(args[0]))
         if disk is not None and loses is not None:
-            disk.about_to_lose(Path(os.fspath(args[loses])).name)
+            disk.about_to_lose(os.fspath(args[loses]).rpartition("/")[2])
         result = real(*args, **kwargs)
         if disk is not None:
             disk.look()
