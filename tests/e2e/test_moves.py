@@ -223,7 +223,8 @@ def crash_at_each(job: RunningJob, crashes: Sequence[tuple[str, bool, str]]) -> 
             plan = partial(without_server, server=source)
             target = shard_map.endpoint_of(rest[0])
         else:
-            target = job.start_spare()
+            with stopped(job):
+                target = started_spare(job)
             plan = partial(with_server, endpoint=target)
         names = dict(zip(job.endpoints, job.servers, strict=True))
         victims = {"source": names[shard_map.endpoint_of(source)], "target": names[target]}
@@ -241,12 +242,18 @@ def crash_at_each(job: RunningJob, crashes: Sequence[tuple[str, bool, str]]) -> 
         assert job.is_running("worker.0"), f"the job was over before {what}\n{job.tails}"
 
 
+def started_spare(job: RunningJob) -> str:
+    endpoint = job.start_spare()
+    job.wait_for(job.servers[-1], " serving ")
+    return endpoint
+
+
 def given_again(job: RunningJob, before: ShardMap, plan: Plan, what: str) -> ShardMap:
     """Returns the map after the move, which all its servers have."""
     until = time.monotonic() + LIMIT_S
     while True:
         with closing(transport_by(before)) as transport:
-            with stopped(job):  # so that the job is not over meanwhile
+            with stopped(job):
                 wait_until(partial(has_no_move, transport), LIMIT_S)
             try:
                 after = move(transport, plan, before.epoch)
@@ -269,6 +276,7 @@ def has_no_move(transport: GrpcTransport) -> bool:
 
 @contextmanager
 def stopped(job: RunningJob) -> Iterator[None]:
+    """Has no worker train meanwhile, so that the job is not over too soon."""
     for worker in job.workers:
         job.pause(worker)
     try:
