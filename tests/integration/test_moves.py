@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.placement import NO_SERVER, ShardMap
+from ctr_ps.protos.placement import NO_SERVER, NUM_PLACES, ShardMap
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     InitializerSpec,
@@ -317,6 +317,13 @@ def test_shards_of_servers_without_a_list_do_not_move():
             store.engine.shard_map = ShardMap.of(2)
         with pytest.raises(UsageError, match="without a list of servers"):
             driver(servers)
+
+
+def test_a_server_that_is_added_before_there_are_tables_gets_its_share_of_their_shards():
+    shard_map = with_server(ShardMap.of(2, ("a:1", "b:1")), "c:1", [0] * NUM_PLACES)
+    for num_shards in (16, 64, 256, 1024):
+        share = shard_map.owners[:num_shards].count(2)
+        assert abs(share - num_shards / 3) < 2, num_shards
 
 
 def test_server_0_cannot_be_drained():

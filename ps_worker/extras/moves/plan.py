@@ -13,6 +13,9 @@ from ctr_ps.protos.placement import NUM_PLACES, ShardMap
 FEWEST = 1e-3
 """Weight of a place without rows: its shards may get some."""
 
+STRIDE = 633
+"""Among places alike, every third or so is taken: shards are at the first ones, 16 of a table or 1,024."""
+
 
 def with_server(shard_map: ShardMap, endpoint: str, rows: Sequence[int]) -> ShardMap:
     """Returns the map with one server more, which gets its share; `rows` are those of each place.
@@ -69,7 +72,9 @@ def balanced(shard_map: ShardMap, rows: Sequence[int]) -> ShardMap:
         gap = (loads[heaviest] - loads[lightest]) / 2
         if not fitting.size or len(places) == 1:
             break
-        place = fitting[np.argmin(np.abs(weights[fitting] - gap))]
+        off = np.abs(weights[fitting] - gap)
+        alike = fitting[off == off.min()]
+        place = alike[np.argmin(alike * STRIDE % NUM_PLACES)]
         if weights[place] <= FEWEST and gap <= FEWEST:
             break
         owners[place] = lightest
