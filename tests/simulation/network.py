@@ -107,6 +107,9 @@ class Network:
         # when which start of a client was last heard of, by the names of server and client
         self._heard: dict[tuple[str, str], dict[int, float]] = {}
         self.push_answered: dict[Process, float] = {}  # when the last answer to a push came
+        self._left: set[tuple[str, Process]] = (
+            set()
+        )  # by server, clients that gave back their place
         self._refused_at: dict[Process, float] = {}
         # pushes by server: those of processes without their place, and those that were carried out
         self._refused: set[tuple[str, Any]] = set()
@@ -153,7 +156,8 @@ class Network:
             name == RENEW.name and RENEW.request.decode(call.request).is_last
         ):
             self._heard[server.name, client.name] = {}
-        elif name in OF_MEMBERS:
+            self._left.add((server.name, client))
+        elif name in OF_MEMBERS and (server.name, client) not in self._left:
             heard[client.number] = began
             self._holders[client.name] = max(self._holders.get(client.name, 0), client.number)
 
