@@ -217,23 +217,27 @@ class JoinedWorker:
 
     def renew(self, *, is_last: bool) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
-        limit_s = LONGEST_RENEWAL_S if self.lease is None else self.lease.renewal_s
-        request = self._renewal(is_last=is_last)
-        if is_last:
-            self._to_all(calls.RENEW, request, ready_s=limit_s).result()
+        while True:
+            routing = self._placement.routing
+            try:
+                self._renew(routing.shard_map.epoch, is_last=is_last)
+            except WrongServerError as error:
+                # Again at once: moves may follow each other faster than renewals.
+                if self._placement.newer(routing, error) is not routing:
+                    continue
             return
-        routing = self._placement.routing
-        try:
-            self._renew(replace(request, shard_map_epoch=routing.shard_map.epoch), limit_s)
-        except WrongServerError as error:
-            self._placement.newer(routing, error)
 
-    def _renewal(self, *, is_last: bool = False) -> requests.Renew:
-        told = self.acknowledgements.told()
-        return requests.Renew(member=self.member, is_last=is_last, acknowledged=told)
-
-    def _renew(self, request: requests.Renew, limit_s: float) -> None:
-        epoch = request.shard_map_epoch
+    def _renew(self, epoch: int, *, is_last: bool) -> None:
+        request = requests.Renew(
+            member=self.member,
+            is_last=is_last,
+            acknowledged=self.acknowledgements.told(),
+            shard_map_epoch=epoch,
+        )
+        limit_s = LONGEST_RENEWAL_S if self.lease is None else self.lease.renewal_s
+        if is_last:
+            results_of_all_ended(call_all(self._transport, calls.RENEW, request, ready_s=limit_s))
+            return
         if self._renewed_by != epoch:  # all servers refuse what an older map has placed
             self._renewed_by, self._renewals = epoch, {}
         renewals = self._renewals
@@ -246,16 +250,15 @@ class JoinedWorker:
             renewals.pop(server).result()
 
     def confirm_place(self) -> None:
-        self._to_all(calls.RENEW, self._renewal()).result()
+        request = requests.Renew(member=self.member, acknowledged=self.acknowledgements.told())
+        self._to_all(calls.RENEW, request).result()
 
-    def _to_all(
-        self, call: Call[Any, A], request: Any, *, ready_s: float | None = None
-    ) -> Future[list[A]]:
+    def _to_all(self, call: Call[Any, A], request: Any) -> Future[list[A]]:
         """Starts a call to every server, with the epoch of their map; all have ended when it is answered."""
 
         def start(routing: Routing) -> Future[list[A]]:
             placed = replace(request, shard_map_epoch=routing.shard_map.epoch)
-            pending = call_all(self._transport, call, placed, ready_s=ready_s)
+            pending = call_all(self._transport, call, placed)
             return Combined(lambda: results_of_all_ended(pending))
 
         return self._placement.placed(start)

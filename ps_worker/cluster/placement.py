@@ -6,6 +6,7 @@ The first server decides how a move of shards ends. A server that was not told, 
 is gone, is told by the client that meets it.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -88,11 +89,9 @@ class Placement:
         epoch = routing.shard_map.epoch
         if self.epoch > epoch:
             return self.routing
-        newest = shard_map_of(self._transport)
-        if newest.epoch <= epoch:
-            newest = settle(self._transport)
+        newest = settle(self._transport, at_least=epoch + 1)
         if self._takes(newest):
-            settle(self._transport)  # those that were added may not know either
+            settle(self._transport, at_least=newest.epoch)  # those added may not know either
         if self.epoch > epoch:
             return self.routing
         if isinstance(error, MovingError):
@@ -109,11 +108,12 @@ class Placement:
             return True
 
 
-def settle(transport: Transport) -> ShardMap:
+def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
     """Asks all servers for their maps, and returns that of the first one, once it has no doubt.
 
-    Those that wait for the end of a move which it knows are told. Another than the first one that does not
-    answer soon is left out: its callers ask again.
+    One of an epoch `at_least` so new is enough from any, as the first has decided it: it may be away. Those
+    that wait for the end of a move that is known so are told. Another than the first one that does not answer
+    soon is left out: its callers ask again.
     """
     _, *others = transport.shard_map.servers
     asked = [
@@ -123,24 +123,27 @@ def settle(transport: Transport) -> ShardMap:
     for server, answer in asked:
         with suppress(CtrPsError):
             states[server] = answer.result()
-    # After the others: a move of theirs that it does not know by now was never committed.
-    first = transport.call(0, calls.GET_MAP, None).result()
+    newest = max(states.values(), key=lambda each: each.shard_map.epoch, default=None)
+    if newest is None or newest.shard_map.epoch < at_least:
+        # After the others: a move of theirs that it does not know by now was never committed.
+        newest = transport.call(0, calls.GET_MAP, None).result()
     ends = [
         transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
         for server, state in states.items()
-        if (end := _end_of(state, first)) is not None
+        if (end := _end_of(state, newest)) is not None
     ]
     for ended in ends:
         with suppress(CtrPsError):  # restarted since, or away: its callers ask again
             ended.result()
-    return first.shard_map
+    return newest.shard_map
 
 
-def _end_of(state: MapState, first: MapState) -> requests.EndMove | None:
-    """Returns what a server is told of its move, None if it is still under way."""
-    if not state.move or state.move == first.move:
+def _end_of(state: MapState, known: MapState) -> requests.EndMove | None:
+    """Returns what a server is told of its move, None if it may be under way still."""
+    is_committed = state.move == known.last_move
+    if not state.move or state.move == known.move or not (is_committed or known.server == 0):
         return None
-    return requests.EndMove(token=state.move, is_committed=state.move == first.last_move)
+    return requests.EndMove(token=state.move, is_committed=is_committed)
 
 
 def shard_map_of(transport: Transport) -> ShardMap:

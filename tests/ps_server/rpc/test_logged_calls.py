@@ -282,7 +282,9 @@ def test_server_that_was_restarted_goes_on_with_a_move_only_if_prepared(
         return
     for phase in (Phase.HOLD, Phase.DRAIN, Phase.CLOSE):
         with pytest.raises(ProtocolError, match="was restarted"):
-            again.start(calls.HOLD_MOVE, requests.HoldMove(token="m", number=1, phase=phase, cut=Cut()))
+            again.start(
+                calls.HOLD_MOVE, requests.HoldMove(token="m", number=1, phase=phase, cut=Cut())
+            )
     with pytest.raises(ProtocolError, match="was restarted"):
         again.start(*prepare)
 

@@ -15,6 +15,7 @@ from ctr_ps.ps_worker.cluster.placement import ASK_S, Placement, settle
 
 BEFORE = ShardMap.of(2, ("a:1", "b:1"))
 AFTER = replace(BEFORE, epoch=2)
+THREE = replace(ShardMap.of(4, ("a:1", "b:1", "c:1", "d:1")), epoch=2)
 STATE = MapState(
     shard_map=BEFORE,
     server=0,
@@ -44,6 +45,7 @@ class Servers:
         self.shard_map = BEFORE
         self._ends_it = ends_it
         self.first = STATE
+        self.states: list[MapState] = []  # of the others, while the first is away
         self.told: list[tuple[int, EndMove]] = []
 
     def use(self, shard_map: ShardMap) -> None:
@@ -57,6 +59,9 @@ class Servers:
             self.told.append((server, argument))
             return Decided(None)
         assert call is GET_MAP
+        if self.states:
+            assert server, "the first is away"
+            return Decided(self.states[server - 1])
         if server == 0:
             return Decided(self.first)
         if self._ends_it:
@@ -76,6 +81,22 @@ def test_a_move_that_the_first_server_does_not_know_is_ended_by_the_old_map() ->
 
     assert settle(servers).epoch == 1
     assert servers.told == [(1, EndMove(token="X", is_committed=False))]
+
+
+def test_a_map_that_another_server_has_is_known_while_the_first_is_away() -> None:
+    """A worker's renewals go on, and it is not lost."""
+    servers = Servers(ends_it=False)
+    placement = Placement(servers, chunk_bytes=100)
+    servers.states = [
+        replace(STATE, server=1, shard_map=THREE, last_move="X"),
+        replace(STATE, server=2, move="X"),
+        replace(STATE, server=3, move="Y"),
+    ]
+
+    newer = placement.newer(placement.routing, WrongServerError("of epoch 2"))
+
+    assert newer.shard_map == THREE
+    assert servers.told == [(2, EndMove(token="X", is_committed=True))]
 
 
 def test_a_call_does_not_wait_for_another_one_that_asks_for_the_newer_map() -> None:
