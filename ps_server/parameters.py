@@ -49,7 +49,7 @@ from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
 from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.dense_table import DenseTable
-from ctr_ps.ps_server.table.feature_life.admission import check_score_source
+from ctr_ps.ps_server.table.feature_life.admission import PASSES_BYTES, check_score_source
 from ctr_ps.ps_server.table.memory.bfloat16 import are_bfloat16
 from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
 from ctr_ps.ps_server.table.rows.regions import layout_of
@@ -494,23 +494,25 @@ class Parameters:
             )
 
     def take_moved(self, server: int, max_bytes: int, *, with_counts: bool) -> Taken:
-        """Returns rows that leave for a server, and are new to the move, of about `max_bytes`.
+        """Returns what leaves for a server, and is new to the move, of at most about `max_bytes`.
 
-        `with_counts`, once there are none, all candidates and counters of these shards, once, as many as fit
-        a message in each call; nothing may change meanwhile.
+        `with_counts`, once there is nothing else, all counters of these shards, once; nothing may change
+        meanwhile.
         """
         rows: list[MovedRows] = []
         for name, table in self._tables.items():
-            fitting = max(1, max_bytes // table.new_row_bytes)
-            found, removed = table.take_moved(self._shards_for(server, table), fitting)
-            if found.keys.size or removed.size:
-                rows.append(_moved_rows(name, found, removed))
-                max_bytes -= rows[-1].keys.size * table.new_row_bytes
-            if found.keys.size == fitting:
+            room = max(1, max_bytes // table.new_row_bytes)
+            taken = table.take_moved(self._shards_for(server, table), room)
+            for (found, removed), are_candidates in zip(taken, (False, True), strict=False):
+                if size := found.keys.size + removed.size:
+                    rows.append(_moved_rows(name, found, removed, are_candidates=are_candidates))
+                    max_bytes -= size * table.new_row_bytes
+                    room -= size
+            if not room:
                 return Taken(moved=Moved(rows), is_all=False)
         if rows or not with_counts:
             return Taken(moved=Moved(rows), is_all=not with_counts)
-        counts = self._counts_to_move.setdefault(server, self._counts_for(server))
+        counts = self._counts_to_move.setdefault(server, self._counts_for(server, max_bytes))
         moved = next(counts, None)
         return Taken(moved=moved or Moved(), is_all=moved is None)
 
@@ -521,13 +523,14 @@ class Parameters:
             self._next_map.shards_of(server, table.spec.num_shards)
         )
 
-    def _counts_for(self, server: int) -> Iterator[Moved]:
+    def _counts_for(self, server: int, max_bytes: int) -> Iterator[Moved]:
+        step = max(1, max_bytes // PASSES_BYTES) * PASSES_BYTES
         for name, table in self._tables.items():
             for shard in sorted(self._shards_for(server, table)):
-                if (candidates := table.candidates_of_shard(shard)) is not None:
-                    yield Moved([_moved_rows(name, candidates, candidates.keys[:0], of_rows=False)])
-                if (counters := table.counters_of_shard(shard)) is not None:
-                    yield Moved(counters=[MovedCounters(name, shard, counters)])
+                counters = table.counters_of_shard(shard)
+                for start in range(0, counters.size, step):
+                    part = counters[start : start + step]
+                    yield Moved(counters=[MovedCounters(name, shard, part, start)])
 
     def put_moved(self, moved: Moved) -> None:
         """Takes over what another server had, to have it from `place` on.
@@ -543,7 +546,7 @@ class Parameters:
                 table, shard = self.table(counted.table), counted.shard
                 if shard in table.shards or shard >= table.spec.num_shards:
                     raise ProtocolError(f"counters of shard {shard} were moved to a wrong server")
-                table.write_counters(shard, counted.counters)
+                table.write_counters(shard, counted.counters, start=counted.start)
         for name, start, stretch in moved.blocks:
             self._moved_blocks.setdefault(name, []).append((start, stretch))
 
@@ -617,7 +620,7 @@ def _refused_as_moved() -> Iterator[None]:
         raise ProtocolError(f"what was moved here does not fit: {error}") from error
 
 
-def _moved_rows(table: str, rows: Rows, removed: Keys, *, of_rows: bool = True) -> MovedRows:
+def _moved_rows(table: str, rows: Rows, removed: Keys, *, are_candidates: bool) -> MovedRows:
     return MovedRows(
         table=table,
         keys=rows.keys,
@@ -625,7 +628,7 @@ def _moved_rows(table: str, rows: Rows, removed: Keys, *, of_rows: bool = True) 
         state=rows.state,
         statistics=rows.statistics,
         removed=removed,
-        are_candidates=not of_rows,
+        are_candidates=are_candidates,
     )
 
 

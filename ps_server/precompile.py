@@ -151,6 +151,7 @@ def _exercise(optimizer: str) -> None:
     saved = snapshot.export_shard(0)
     first_misplaced(read_only(saved.keys), 0, 1)
     loaded.write(saved)
+    SparseTable(counting, server_index=1).put_moved(saved, keys)
     loaded.end_snapshot(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
     loaded.key_of_new_row(keys)

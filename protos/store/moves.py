@@ -34,11 +34,12 @@ class MovedRows:
 
 @dataclass(frozen=True, slots=True)
 class MovedCounters:
-    """Counters of one shard's candidates."""
+    """A part of the counters of one shard's candidates."""
 
     table: str
     shard: int
     counters: NDArray[np.uint8]
+    start: int  # the byte of the shard's counters at which they begin, a multiple of 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ctr_ps.protos.v1 import data_plane_pb2 as ctr__ps_dot_protos_dot_v1_dot_dat
 from ctr_ps.protos.v1 import spec_pb2 as ctr__ps_dot_protos_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63tr_ps/protos/v1/moves.proto\x12\tctr_ps.v1\x1a!ctr_ps/protos/v1/data_plane.proto\x1a\x1b\x63tr_ps/protos/v1/spec.proto\"M\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07servers\x18\x02 \x03(\r\x12\x0e\n\x06owners\x18\x03 \x03(\r\x12\x11\n\tendpoints\x18\x04 \x03(\t\"\x0f\n\rGetMapRequest\"\xfc\x01\n\x0eGetMapResponse\x12&\n\tshard_map\x18\x01 \x01(\x0b\x32\x13.ctr_ps.v1.ShardMap\x12\x13\n\x06server\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x0c\n\x04move\x18\x04 \x01(\t\x12\x11\n\tlast_move\x18\x05 \x01(\t\x12$\n\x06tables\x18\x06 \x03(\x0b\x32\x14.ctr_ps.v1.TableSpec\x12$\n\x06\x62locks\x18\x07 \x03(\x0b\x32\x14.ctr_ps.v1.DenseSpec\x12\x0c\n\x04rows\x18\x08 \x03(\x04\x12\x16\n\x0ehas_update_log\x18\t \x01(\x08\x42\t\n\x07_server\"I\n\x10\x42\x65ginMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\tshard_map\x18\x02 \x01(\x0b\x32\x13.ctr_ps.v1.ShardMap\"\x13\n\x11\x42\x65ginMoveResponse\"i\n\x10TakeMovedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bwith_counts\x18\x04 \x01(\x08\x12\x0e\n\x06server\x18\x05 \x01(\r\"\x85\x01\n\tMovedRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\x12\r\n\x05state\x18\x04 \x01(\x0c\x12\x12\n\nstatistics\x18\x05 \x01(\x0c\x12\x0f\n\x07removed\x18\x06 \x01(\x0c\x12\x16\n\x0e\x61re_candidates\x18\x07 \x01(\x08\"?\n\rMovedCounters\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08\x63ounters\x18\x03 \x01(\x0c\"\x84\x01\n\x05Moved\x12\"\n\x04rows\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.MovedRows\x12+\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.BlockStateColumn\x12*\n\x08\x63ounters\x18\x03 \x03(\x0b\x32\x18.ctr_ps.v1.MovedCounters\"D\n\x11TakeMovedResponse\x12\x1f\n\x05moved\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Moved\x12\x0e\n\x06is_all\x18\x02 \x01(\x08\"Q\n\x0fPutMovedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x1f\n\x05moved\x18\x03 \x01(\x0b\x32\x10.ctr_ps.v1.Moved\"\x12\n\x10PutMovedResponse\"1\n\nSeenPushes\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06pushes\x18\x02 \x01(\x04\"\x92\x01\n\x03\x43ut\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x04seen\x18\x02 \x03(\x0b\x32\x18.ctr_ps.v1.Cut.SeenEntry\x12\x11\n\tcompleted\x18\x03 \x01(\t\x1a\x42\n\tSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.ctr_ps.v1.SeenPushes:\x02\x38\x01\"n\n\x0fHoldMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.ctr_ps.v1.Phase\x12\x1b\n\x03\x63ut\x18\x03 \x01(\x0b\x32\x0e.ctr_ps.v1.Cut\x12\x0e\n\x06number\x18\x04 \x01(\x04\"/\n\x10HoldMoveResponse\x12\x1b\n\x03\x63ut\x18\x01 \x01(\x0b\x32\x0e.ctr_ps.v1.Cut\"#\n\x12GetJobStateRequest\x12\r\n\x05token\x18\x01 \x01(\t\"*\n\tLogRecord\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"<\n\x13GetJobStateResponse\x12%\n\x07records\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.LogRecord\"\xe5\x01\n\x12PrepareMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\r\x12%\n\x07records\x18\x03 \x03(\x0b\x32\x14.ctr_ps.v1.LogRecord\x12=\n\x08progress\x18\x04 \x03(\x0b\x32+.ctr_ps.v1.PrepareMoveRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x15\n\x13PrepareMoveResponse\"5\n\x0e\x45ndMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x14\n\x0cis_committed\x18\x02 \x01(\x08\"\x11\n\x0f\x45ndMoveResponse*c\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_HOLD\x10\x01\x12\x0f\n\x0bPHASE_DRAIN\x10\x02\x12\x0f\n\x0bPHASE_CLOSE\x10\x03\x12\x11\n\rPHASE_RELEASE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63tr_ps/protos/v1/moves.proto\x12\tctr_ps.v1\x1a!ctr_ps/protos/v1/data_plane.proto\x1a\x1b\x63tr_ps/protos/v1/spec.proto\"M\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07servers\x18\x02 \x03(\r\x12\x0e\n\x06owners\x18\x03 \x03(\r\x12\x11\n\tendpoints\x18\x04 \x03(\t\"\x0f\n\rGetMapRequest\"\xfc\x01\n\x0eGetMapResponse\x12&\n\tshard_map\x18\x01 \x01(\x0b\x32\x13.ctr_ps.v1.ShardMap\x12\x13\n\x06server\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x0c\n\x04move\x18\x04 \x01(\t\x12\x11\n\tlast_move\x18\x05 \x01(\t\x12$\n\x06tables\x18\x06 \x03(\x0b\x32\x14.ctr_ps.v1.TableSpec\x12$\n\x06\x62locks\x18\x07 \x03(\x0b\x32\x14.ctr_ps.v1.DenseSpec\x12\x0c\n\x04rows\x18\x08 \x03(\x04\x12\x16\n\x0ehas_update_log\x18\t \x01(\x08\x42\t\n\x07_server\"I\n\x10\x42\x65ginMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\tshard_map\x18\x02 \x01(\x0b\x32\x13.ctr_ps.v1.ShardMap\"\x13\n\x11\x42\x65ginMoveResponse\"i\n\x10TakeMovedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bwith_counts\x18\x04 \x01(\x08\x12\x0e\n\x06server\x18\x05 \x01(\r\"\x85\x01\n\tMovedRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\x12\r\n\x05state\x18\x04 \x01(\x0c\x12\x12\n\nstatistics\x18\x05 \x01(\x0c\x12\x0f\n\x07removed\x18\x06 \x01(\x0c\x12\x16\n\x0e\x61re_candidates\x18\x07 \x01(\x08\"N\n\rMovedCounters\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08\x63ounters\x18\x03 \x01(\x0c\x12\r\n\x05start\x18\x04 \x01(\x04\"\x84\x01\n\x05Moved\x12\"\n\x04rows\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.MovedRows\x12+\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.BlockStateColumn\x12*\n\x08\x63ounters\x18\x03 \x03(\x0b\x32\x18.ctr_ps.v1.MovedCounters\"D\n\x11TakeMovedResponse\x12\x1f\n\x05moved\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Moved\x12\x0e\n\x06is_all\x18\x02 \x01(\x08\"Q\n\x0fPutMovedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x1f\n\x05moved\x18\x03 \x01(\x0b\x32\x10.ctr_ps.v1.Moved\"\x12\n\x10PutMovedResponse\"1\n\nSeenPushes\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0e\n\x06pushes\x18\x02 \x01(\x04\"\x92\x01\n\x03\x43ut\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x04seen\x18\x02 \x03(\x0b\x32\x18.ctr_ps.v1.Cut.SeenEntry\x12\x11\n\tcompleted\x18\x03 \x01(\t\x1a\x42\n\tSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.ctr_ps.v1.SeenPushes:\x02\x38\x01\"n\n\x0fHoldMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.ctr_ps.v1.Phase\x12\x1b\n\x03\x63ut\x18\x03 \x01(\x0b\x32\x0e.ctr_ps.v1.Cut\x12\x0e\n\x06number\x18\x04 \x01(\x04\"/\n\x10HoldMoveResponse\x12\x1b\n\x03\x63ut\x18\x01 \x01(\x0b\x32\x0e.ctr_ps.v1.Cut\"#\n\x12GetJobStateRequest\x12\r\n\x05token\x18\x01 \x01(\t\"*\n\tLogRecord\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"<\n\x13GetJobStateResponse\x12%\n\x07records\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.LogRecord\"\xe5\x01\n\x12PrepareMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06server\x18\x02 \x01(\r\x12%\n\x07records\x18\x03 \x03(\x0b\x32\x14.ctr_ps.v1.LogRecord\x12=\n\x08progress\x18\x04 \x03(\x0b\x32+.ctr_ps.v1.PrepareMoveRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x15\n\x13PrepareMoveResponse\"5\n\x0e\x45ndMoveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x14\n\x0cis_committed\x18\x02 \x01(\x08\"\x11\n\x0f\x45ndMoveResponse*c\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_HOLD\x10\x01\x12\x0f\n\x0bPHASE_DRAIN\x10\x02\x12\x0f\n\x0bPHASE_CLOSE\x10\x03\x12\x11\n\rPHASE_RELEASE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CUT_SEENENTRY']._serialized_options = b'8\001'
   _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._loaded_options = None
   _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._serialized_options = b'8\001'
-  _globals['_PHASE']._serialized_start=2003
-  _globals['_PHASE']._serialized_end=2102
+  _globals['_PHASE']._serialized_start=2018
+  _globals['_PHASE']._serialized_end=2117
   _globals['_SHARDMAP']._serialized_start=107
   _globals['_SHARDMAP']._serialized_end=184
   _globals['_GETMAPREQUEST']._serialized_start=186
@@ -54,39 +54,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MOVEDROWS']._serialized_start=662
   _globals['_MOVEDROWS']._serialized_end=795
   _globals['_MOVEDCOUNTERS']._serialized_start=797
-  _globals['_MOVEDCOUNTERS']._serialized_end=860
-  _globals['_MOVED']._serialized_start=863
-  _globals['_MOVED']._serialized_end=995
-  _globals['_TAKEMOVEDRESPONSE']._serialized_start=997
-  _globals['_TAKEMOVEDRESPONSE']._serialized_end=1065
-  _globals['_PUTMOVEDREQUEST']._serialized_start=1067
-  _globals['_PUTMOVEDREQUEST']._serialized_end=1148
-  _globals['_PUTMOVEDRESPONSE']._serialized_start=1150
-  _globals['_PUTMOVEDRESPONSE']._serialized_end=1168
-  _globals['_SEENPUSHES']._serialized_start=1170
-  _globals['_SEENPUSHES']._serialized_end=1219
-  _globals['_CUT']._serialized_start=1222
-  _globals['_CUT']._serialized_end=1368
-  _globals['_CUT_SEENENTRY']._serialized_start=1302
-  _globals['_CUT_SEENENTRY']._serialized_end=1368
-  _globals['_HOLDMOVEREQUEST']._serialized_start=1370
-  _globals['_HOLDMOVEREQUEST']._serialized_end=1480
-  _globals['_HOLDMOVERESPONSE']._serialized_start=1482
-  _globals['_HOLDMOVERESPONSE']._serialized_end=1529
-  _globals['_GETJOBSTATEREQUEST']._serialized_start=1531
-  _globals['_GETJOBSTATEREQUEST']._serialized_end=1566
-  _globals['_LOGRECORD']._serialized_start=1568
-  _globals['_LOGRECORD']._serialized_end=1610
-  _globals['_GETJOBSTATERESPONSE']._serialized_start=1612
-  _globals['_GETJOBSTATERESPONSE']._serialized_end=1672
-  _globals['_PREPAREMOVEREQUEST']._serialized_start=1675
-  _globals['_PREPAREMOVEREQUEST']._serialized_end=1904
-  _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._serialized_start=1830
-  _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._serialized_end=1904
-  _globals['_PREPAREMOVERESPONSE']._serialized_start=1906
-  _globals['_PREPAREMOVERESPONSE']._serialized_end=1927
-  _globals['_ENDMOVEREQUEST']._serialized_start=1929
-  _globals['_ENDMOVEREQUEST']._serialized_end=1982
-  _globals['_ENDMOVERESPONSE']._serialized_start=1984
-  _globals['_ENDMOVERESPONSE']._serialized_end=2001
+  _globals['_MOVEDCOUNTERS']._serialized_end=875
+  _globals['_MOVED']._serialized_start=878
+  _globals['_MOVED']._serialized_end=1010
+  _globals['_TAKEMOVEDRESPONSE']._serialized_start=1012
+  _globals['_TAKEMOVEDRESPONSE']._serialized_end=1080
+  _globals['_PUTMOVEDREQUEST']._serialized_start=1082
+  _globals['_PUTMOVEDREQUEST']._serialized_end=1163
+  _globals['_PUTMOVEDRESPONSE']._serialized_start=1165
+  _globals['_PUTMOVEDRESPONSE']._serialized_end=1183
+  _globals['_SEENPUSHES']._serialized_start=1185
+  _globals['_SEENPUSHES']._serialized_end=1234
+  _globals['_CUT']._serialized_start=1237
+  _globals['_CUT']._serialized_end=1383
+  _globals['_CUT_SEENENTRY']._serialized_start=1317
+  _globals['_CUT_SEENENTRY']._serialized_end=1383
+  _globals['_HOLDMOVEREQUEST']._serialized_start=1385
+  _globals['_HOLDMOVEREQUEST']._serialized_end=1495
+  _globals['_HOLDMOVERESPONSE']._serialized_start=1497
+  _globals['_HOLDMOVERESPONSE']._serialized_end=1544
+  _globals['_GETJOBSTATEREQUEST']._serialized_start=1546
+  _globals['_GETJOBSTATEREQUEST']._serialized_end=1581
+  _globals['_LOGRECORD']._serialized_start=1583
+  _globals['_LOGRECORD']._serialized_end=1625
+  _globals['_GETJOBSTATERESPONSE']._serialized_start=1627
+  _globals['_GETJOBSTATERESPONSE']._serialized_end=1687
+  _globals['_PREPAREMOVEREQUEST']._serialized_start=1690
+  _globals['_PREPAREMOVEREQUEST']._serialized_end=1919
+  _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._serialized_start=1845
+  _globals['_PREPAREMOVEREQUEST_PROGRESSENTRY']._serialized_end=1919
+  _globals['_PREPAREMOVERESPONSE']._serialized_start=1921
+  _globals['_PREPAREMOVERESPONSE']._serialized_end=1942
+  _globals['_ENDMOVEREQUEST']._serialized_start=1944
+  _globals['_ENDMOVEREQUEST']._serialized_end=1997
+  _globals['_ENDMOVERESPONSE']._serialized_start=1999
+  _globals['_ENDMOVERESPONSE']._serialized_end=2016
 # @@protoc_insertion_point(module_scope)

@@ -105,14 +105,16 @@ class MovedRows(_message.Message):
     def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., state: _Optional[bytes] = ..., statistics: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., are_candidates: bool = ...) -> None: ...
 
 class MovedCounters(_message.Message):
-    __slots__ = ("table", "shard", "counters")
+    __slots__ = ("table", "shard", "counters", "start")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     table: str
     shard: int
     counters: bytes
-    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., counters: _Optional[bytes] = ...) -> None: ...
+    start: int
+    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., counters: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Moved(_message.Message):
     __slots__ = ("rows", "blocks", "counters")

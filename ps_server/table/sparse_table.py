@@ -10,7 +10,6 @@ cost more than the work.
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ctr_ps.protos.store import Missing, Shrunk, TableStatus
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
 from ctr_ps.ps_server.table.changes import NOBODY
 from ctr_ps.ps_server.table.contents import Rows, joined_rows
+from ctr_ps.ps_server.table.feature_life.admission import PASSES_BYTES
 from ctr_ps.ps_server.table.feature_life.candidates import (
     Candidates,
     EstimatedCandidates,
@@ -53,7 +53,7 @@ from ctr_ps.ps_server.table.rows.kernels import (
     take_changed_rows,
     write_rows,
 )
-from ctr_ps.ps_server.table.rows.regions import MovingShard, RowRegions, layout_of
+from ctr_ps.ps_server.table.rows.regions import RowRegions, layout_of, remove_keys
 from ctr_ps.ps_server.table.rows.statistics import (
     Clock,
     coefficients_of,
@@ -107,8 +107,11 @@ class SparseTable:
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
                 self._regions.tombstones.forget()  # rows age by other rules now
+            known = self._moved_regions
             self._set_spec(spec)
             self._regions.limit_rows(self._max_rows)
+            for regions in self._moved_regions[len(known) :]:  # counted exactly from now on
+                regions.begin_move([*self._regions.moving])
 
     def _set_spec(self, spec: TableSpec) -> None:
         """Sets the spec and what it implies; if it is invalid, changes nothing."""
@@ -340,28 +343,36 @@ class SparseTable:
         self._write_candidates(rows, self._server_index)
 
     def _write_candidates(self, rows: Rows, server: int) -> None:
-        candidates = self._candidates
-        if not isinstance(candidates, ExactCandidates):
-            raise SpecError(f"table {self.spec.name!r} has no exact counts of keys without a row")
+        candidates = self._require_exact()
         keys, statistics = read_only(rows.keys), read_only(rows.statistics)
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start), server)
 
-    def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
+    def _require_exact(self) -> ExactCandidates:
+        if not isinstance(self._candidates, ExactCandidates):
+            raise SpecError(f"table {self.spec.name!r} has no exact counts of keys without a row")
+        return self._candidates
+
+    def write_counters(
+        self, shard: int, saved: NDArray[np.uint8], *, start: int | None = None
+    ) -> None:
         """Overwrites the Bloom filter's counters of a shard, as from a checkpoint with the same admission.
 
-        Raises SpecError if the table has no Bloom filter, CheckpointError if it has another number of
-        counters.
+        `start` is the byte at which a part of them begins; None: these are all. Raises SpecError if the table
+        has no Bloom filter, CheckpointError if it has another number of counters.
         """
         candidates = self._candidates
         if not isinstance(candidates, EstimatedCandidates):
             raise SpecError(f"table {self.spec.name!r} has no counters")
-        if saved.size != (expected := candidates.filter.shard_bytes):
+        expected, first = candidates.filter.shard_bytes, start or 0
+        stop = first + saved.size
+        is_part = first < stop < expected and stop % PASSES_BYTES == 0
+        if first % PASSES_BYTES or not (stop == expected or (is_part and start is not None)):
             raise CheckpointError(
                 f"table {self.spec.name!r} has {expected} bytes of counters in each shard, but shard "
                 f"{shard} was saved with {saved.size}: they belong to another filter, or were altered"
             )
         with self._locks[shard]:
-            candidates.filter.from_bytes(shard, saved)
+            candidates.filter.from_bytes(shard, saved, first)
 
     def counts_as(self, spec: TableSpec) -> bool:
         """Whether this table can load the candidates or counters of a table with this spec."""
@@ -416,8 +427,6 @@ class SparseTable:
         for shard in self.shards:
             with self._locks[shard]:
                 shrunk = shrink_shard(self._regions, shard, self.spec.dim, rule)
-                if not dry_run:
-                    self._regions.mark_for_move(shard)  # all of them have aged
                 self._expired[shard] += 0 if dry_run else shrunk.rows
                 if self._candidates is not None:
                     removed += Shrunk(candidates=self._candidates.shrink(shard, rule))
@@ -434,51 +443,51 @@ class SparseTable:
     # Moves of shards to another server, which puts what this one lets it take
 
     def begin_move(self, shards: Sequence[int]) -> None:
-        """Has `take_moved` return all rows of `shards`, once, and then what changes of them."""
+        """Has `take_moved` return all rows and candidates of `shards`, once, and then those that change."""
         with self._locked(range(self.spec.num_shards)):
-            self._regions.begin_move(shards)
+            for regions in self._moved_regions:
+                regions.begin_move(shards)
 
-    def take_moved(self, shards: Set[int], max_rows: int) -> tuple[Rows, Keys]:
+    @property
+    def _moved_regions(self) -> list[RowRegions]:
+        """Rows and, if they are counted exactly, candidates."""
+        candidates = self._candidates
+        exact = [candidates.regions] if isinstance(candidates, ExactCandidates) else []
+        return [self._regions, *exact]
+
+    def take_moved(self, shards: Set[int], max_rows: int) -> list[tuple[Rows, Keys]]:
         """Returns rows of `shards` that are new to the move, and keys whose rows were removed before.
 
-        Fewer than `max_rows` rows mean that no more had changed.
+        Then, if they are counted exactly, the same of candidates; they are taken of a shard that has no more
+        of the former, as a key with a row is no candidate. At most `max_rows` in all, and fewer if no more
+        had changed.
         """
-        regions = self._regions
-        found = np.empty(max_rows, np.int64)
-        parts, removed, room = [regions.rows_at(found[:0])], [np.empty(0, np.uint64)], max_rows
-        for shard in [each for each in regions.moving if each in shards]:
+        moved, room = self._moved_regions, max_rows
+        taken: list[tuple[list[Rows], list[Keys]]] = [([], []) for _ in moved]
+        for shard in [each for each in self._regions.moving if each in shards]:
             with self._locks[shard]:
-                moving = regions.moving.pop(shard)
-                regions.moving[shard] = moving  # the others come first next time
-                removed += moving.removed
-                moving.removed = []
-                count = self._take_marked(shard, moving, found[:room])
-                parts.append(regions.rows_at(found[:count]))
-            room -= count
+                # The others come first next time.
+                self._regions.moving[shard] = self._regions.moving.pop(shard)
+                for regions, (rows, removed) in zip(moved, taken, strict=True):
+                    more, keys = regions.take_moved(shard, room)
+                    room -= more.keys.size + keys.size
+                    rows.append(more)
+                    removed.append(keys)
             if not room:
                 break
-        return joined_rows(parts), np.concatenate(removed)
-
-    def _take_marked(self, shard: int, moving: MovingShard, found: NDArray[np.int64]) -> int:
-        """Finds marked rows of a shard, from where the last call stopped; returns their number."""
-        bit, begin = self._regions.subscribers.num_subscribers, moving.next_row
-        count = moving.next_row = 0
-        for start, stop in ((begin, int(self._num_rows[shard])), (0, begin)):
-            more, row = take_changed_rows(self._arrays, shard, start, stop, bit, found[count:])
-            count += more
-            if row < stop:
-                moving.next_row = row
-                break
-        return count
+        return [(joined_rows(rows), np.concatenate(removed)) for rows, removed in taken if rows]
 
     def put_moved(self, rows: Rows, removed: Keys, *, candidates: bool = False) -> None:
         """Writes rows, or candidates, of shards that this server does not have yet; first removes some.
 
-        Raises ProtocolError or CheckpointError, without a change, if they are of others or have other widths.
+        Raises SpecError, ProtocolError or CheckpointError, without a change, if the table has no such
+        candidates, they are of other shards, or have other widths.
         """
+        if candidates:
+            self._require_exact()
         widths = {STATISTICS_WIDTH if candidates else self._regions.layout.statistics_width}
         dim, state_width = (0, 0) if candidates else (self.spec.dim, self.state_width)
-        if rows.keys.size:  # a message tells no widths of no rows
+        if rows.keys.size:  # no rows have no widths in a message
             self._require_widths(rows, dim, state_width, widths)
         for keys in (rows.keys, removed):
             counts = self._count_by_shard(keys, ANY_SERVER)
@@ -486,25 +495,25 @@ class SparseTable:
                 raise ProtocolError(
                     f"rows of table {self.spec.name!r} were moved to a server that has their shard already"
                 )
-        for shard in np.flatnonzero(self._count_by_shard(removed, ANY_SERVER)).tolist():
-            with self._locks[shard]:
-                keys = self._arrays.keys[self._regions.rows_of(shard), 0]
-                self._regions.remove_rows(shard, np.isin(keys, removed).astype(np.uint8))
-        if rows.keys.size:
-            write = self._write_candidates if candidates else partial(self._write, draw=0)
-            write(rows, server=ANY_SERVER)
+        own, *exact = self._moved_regions
+        if not candidates:
+            self._remove(own, removed)
+        for regions in exact:  # of a key with a row, too
+            self._remove(regions, removed if candidates else np.concatenate([removed, rows.keys]))
+        if candidates:
+            self._write_candidates(rows, ANY_SERVER)
+        else:
+            self._write(rows, 0, ANY_SERVER)
 
-    def candidates_of_shard(self, shard: int) -> Rows | None:
-        """Returns a copy of a shard's candidates, ascending by key; None: they are not counted exactly."""
-        if not isinstance(self._candidates, ExactCandidates):
-            return None
-        with self._locks[shard]:
-            return self._candidates.regions.sorted_rows(shard)
+    def _remove(self, regions: RowRegions, keys: Keys) -> None:
+        if keys.size:
+            with self._locked_for(keys, ANY_SERVER):
+                remove_keys(regions.arrays, read_only(keys))
 
-    def counters_of_shard(self, shard: int) -> NDArray[np.uint8] | None:
-        """Returns a copy of a shard's counters; None: candidates are not counted by a filter."""
+    def counters_of_shard(self, shard: int) -> NDArray[np.uint8]:
+        """Returns a copy of a shard's counters; empty if candidates are not counted by a filter."""
         if not isinstance(self._candidates, EstimatedCandidates):
-            return None
+            return np.empty(0, np.uint8)
         with self._locks[shard]:
             return self._candidates.filter.to_bytes(shard)
 

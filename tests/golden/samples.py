@@ -176,7 +176,7 @@ MOVED = Moved(
             ),
         )
     ],
-    counters=[MovedCounters("deep", 3, np.arange(5, dtype=np.uint8))],
+    counters=[MovedCounters("deep", 3, np.arange(5, dtype=np.uint8), 16)],
 )
 PUSH = requests.PushGrad(
     chunk=PushChunk(

@@ -205,7 +205,12 @@ def _encode_moved(moved: Moved) -> Message:
         ],
         "blocks": _encode_state(StateChunk((), moved.blocks))["blocks"],
         "counters": [
-            {"table": each.table, "shard": each.shard, "counters": each.counters.tobytes()}
+            {
+                "table": each.table,
+                "shard": each.shard,
+                "counters": each.counters.tobytes(),
+                "start": each.start,
+            }
             for each in moved.counters
         ],
     }
@@ -234,7 +239,9 @@ def _decode_moved(found: Any) -> Moved:
         rows,
         [(column.block, column.start, _decode_stretch(column)) for column in found.blocks],
         [
-            MovedCounters(each.table, each.shard, np.frombuffer(each.counters, np.uint8))
+            MovedCounters(
+                each.table, each.shard, np.frombuffer(each.counters, np.uint8), each.start
+            )
             for each in found.counters
         ],
     )

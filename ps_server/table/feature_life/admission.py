@@ -43,6 +43,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 MAX_COUNTERS = 2**32 - 1  # most counters of a shard: a position is scaled from 32 bits of hash
 
+PASSES_BYTES = 8
+"""Of a shard's passes, before its counters; parts of both begin at multiples of this."""
+
 MAX_COUNT = 2**16 - 1
 
 _COUNT = Coefficients(np.float32(1.0), np.float32(1.0))
@@ -140,7 +143,7 @@ class CountingBloomFilter:
     @property
     def shard_bytes(self) -> int:
         """Bytes of a shard that `to_bytes` returns."""
-        return 8 + int(self.arrays.counters[0].nbytes)
+        return PASSES_BYTES + int(self.arrays.counters[0].nbytes)
 
     def decay(self, shard: int, decay: float) -> None:
         """Multiplies the shard's counters by `decay` at the end of a pass, with an exact mean.
@@ -158,11 +161,19 @@ class CountingBloomFilter:
         little = counters.astype(counters.dtype.newbyteorder("<"))
         return np.concatenate([passes.view(np.uint8), little.view(np.uint8)])
 
-    def from_bytes(self, shard: int, saved: NDArray[np.uint8]) -> None:
-        """Overwrites a shard with bytes that `to_bytes` returned from a filter of the same dimensions."""
-        counters = self.arrays.counters
-        self.passes[shard] = saved[:8].view("<i8")[0]
-        counters[shard] = saved[8:].view(counters.dtype.newbyteorder("<"))
+    def from_bytes(self, shard: int, saved: NDArray[np.uint8], start: int = 0) -> None:
+        """Overwrites a shard with bytes that `to_bytes` returned from a filter of the same dimensions.
+
+        `saved` are those from byte `start` on, a multiple of PASSES_BYTES.
+        """
+        counters = self.arrays.counters[shard]
+        if start == 0:
+            self.passes[shard] = saved[:PASSES_BYTES].view("<i8")[0]
+            start, saved = PASSES_BYTES, saved[PASSES_BYTES:]
+        first = (start - PASSES_BYTES) // counters.itemsize
+        counters[first : first + saved.size // counters.itemsize] = saved.view(
+            counters.dtype.newbyteorder("<")
+        )
 
 
 class AdmissionRule(NamedTuple):

@@ -57,7 +57,7 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
-from ctr_ps.ps_server.table.rows.kernels import NewRow, Push, make_row, write_rows
+from ctr_ps.ps_server.table.rows.kernels import NewRow, Push, make_row, mark_changed, write_rows
 from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
 from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSnapshot
@@ -108,6 +108,7 @@ def _count_exactly(
         candidate = insert_row(candidates, shard, hashed, key)
         first = candidate * width + candidates.statistics_column
     mark_dirty(candidates, shard, candidate)
+    mark_changed(candidates, shard, candidate)
     count_push(counted, counted.view(np.uint32), first, occurrences, clicks, push.now)
     return True
 

@@ -107,6 +107,7 @@ def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: ExpiryRule) ->
     )
     if not rule.is_dry_run:
         regions.remove_rows(shard, to_remove)
+        regions.mark_for_move(shard)  # all of them have aged
     return shrunk
 
 

@@ -183,6 +183,13 @@ def _prefetch_change_bits(
 
 
 @kernel
+def mark_changed(table: TableArrays, shard: Int, row: Int) -> None:
+    """Marks a row, a position in `table.slab`, as changed for all subscribers, and for a move."""
+    words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
+    _mark_for_subscribers(words, _first_word(table, shard, row), num_words, NOBODY)
+
+
+@kernel
 def _mark_for_subscribers(
     words: NDArray[np.uint64], first: Int, num_words: int, source: int
 ) -> None:

@@ -39,14 +39,17 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     STATISTICS_WIDTH,
     RowLayout,
     TableArrays,
+    find_row,
     first_slot,
     has_room,
     next_slot,
     rebuild_index,
     row_of_slot,
+    shard_of_hash,
     slots_for,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
+from ctr_ps.ps_server.table.rows.kernels import take_changed_rows
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8
@@ -188,7 +191,7 @@ class RowRegions:
 
         All shards must be locked.
         """
-        if not self.subscribers.row_bytes:
+        if shards and not self.subscribers.row_bytes:
             self.subscribers = self._new_subscribers(0, moves=True)
             self.subscribers.reserve(int(self.num_rows.max()))
         self.moving = {shard: MovingShard() for shard in shards}
@@ -200,6 +203,24 @@ class RowRegions:
         """Marks all rows of a locked shard as changed for a move, if that takes the shard."""
         if shard in self.moving:
             self.subscribers.mark_for_move(shard, int(self.num_rows[shard]))
+
+    def take_moved(self, shard: int, most: int) -> tuple[Rows, Keys]:
+        """Returns rows of a locked shard that are new to the move, and keys whose rows were removed before.
+
+        At most `most` of both together; fewer mean that no more had changed.
+        """
+        moving, bit = self.moving[shard], self.subscribers.num_subscribers
+        all_removed = np.concatenate([np.empty(0, np.uint64), *moving.removed])
+        removed, moving.removed = all_removed[:most], [all_removed[most:]]
+        found = np.empty(most - removed.size, np.int64)
+        begin, count, moving.next_row = moving.next_row, 0, 0
+        for start, stop in ((begin, int(self.num_rows[shard])), (0, begin)):
+            more, row = take_changed_rows(self.arrays, shard, start, stop, bit, found[count:])
+            count += more
+            if row < stop:
+                moving.next_row = row
+                break
+        return self.rows_at(found[:count]), removed
 
     def place(self, shards: Sequence[int]) -> None:
         """The table has `shards` from now on, and no move; all shards must be locked."""
@@ -409,6 +430,17 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     for word in range(table.change_words.shape[1]):  # without subscribers there are no rows of them
         table.change_words[words + last_in_shard, word] = np.uint64(0)
     table.num_rows[shard] = last_in_shard
+
+
+@kernel
+def remove_keys(table: TableArrays, keys: Keys) -> None:
+    """Removes the rows of `keys` uint64[N], of those that have one."""
+    for key in keys:
+        hashed = mix64(key)
+        shard = shard_of_hash(table, hashed)
+        row = find_row(table, shard, hashed, key)
+        if row >= 0:
+            remove_row(table, shard, row)
 
 
 @kernel

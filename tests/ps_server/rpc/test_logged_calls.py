@@ -232,8 +232,8 @@ def rows_of_width(weights: int) -> MovedRows:
 
 UNFIT = {
     "width": Moved(rows=[rows_of_width(DEEP.dim + 1)]),
-    "counters": Moved(counters=[MovedCounters("counted", 2, np.zeros(1, np.uint8))]),
-    "shard": Moved(counters=[MovedCounters("counted", 2**31, np.zeros(1, np.uint8))]),
+    "counters": Moved(counters=[MovedCounters("counted", 2, np.zeros(1, np.uint8), 0)]),
+    "shard": Moved(counters=[MovedCounters("counted", 2**31, np.zeros(1, np.uint8), 0)]),
     "nothing": Moved(),
     "short": Moved(blocks=[("tower", 0, stretch_of(PIECE, 0, 3))]),
 }
