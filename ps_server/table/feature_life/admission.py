@@ -31,6 +31,7 @@ from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
+from ctr_ps.ps_server.table.memory.arena import Arena
 from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.statistics import Coefficients, coefficients_of, score_of
 
@@ -122,17 +123,35 @@ class FilterSettings(NamedTuple):
 class CountingBloomFilter:
     """Counters of a table's shards. A table locks its shards.
 
-    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server.
+    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server. Memory
+    of others is never touched, so never allocated.
     """
 
     def __init__(self, settings: FilterSettings, *, num_shards: int, shards: Sequence[int]) -> None:
         num_counters, num_hashes = settings.shape_of_shard(num_shards)
         dtype = counter_dtype(settings.max_count)
-        # Memory of other servers' shards is never touched, so never allocated.
-        counters = np.zeros((num_shards, num_counters), dtype)
-        self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
+        region_bytes = num_counters * np.dtype(dtype).itemsize
+        self._arena = Arena(
+            dtype, num_regions=num_shards, width=num_counters, region_bytes=region_bytes
+        )
+        self._arena.reserve(1)
+        self._arena.expect(0, num_shards)
+        self.arrays = FilterArrays(self._arena.array, num_hashes, int(np.iinfo(dtype).max))
         self.passes = np.zeros(num_shards, np.int64)
+        self._used: set[int] = set()
+        self.place(shards)
+
+    def place(self, shards: Sequence[int]) -> None:
+        """The table has `shards` from now on."""
         self.shards = shards
+        self._used.update(shards)
+
+    def drop(self, shard: int) -> None:
+        """Zeroes a shard, and releases its memory where possible."""
+        if shard in self._used:
+            self._used.remove(shard)
+            self._arena.release(shard, shard + 1)
+            self.passes[shard] = 0
 
     @property
     def size_bytes(self) -> int:
@@ -166,6 +185,7 @@ class CountingBloomFilter:
 
         `saved` are those from byte `start` on, a multiple of PASSES_BYTES.
         """
+        self._used.add(shard)
         counters = self.arrays.counters[shard]
         if start == 0:
             self.passes[shard] = saved[:PASSES_BYTES].view("<i8")[0]

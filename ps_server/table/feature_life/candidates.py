@@ -318,10 +318,11 @@ class EstimatedCandidates:
         """See `ExactCandidates`; no-op, as the snapshot is a copy."""
 
     def place(self, shards: Sequence[int]) -> None:
-        self._shards = self.filter.shards = shards
+        self._shards = shards
+        self.filter.place(shards)
 
     def drop(self, shard: int) -> None:
-        self.filter.from_bytes(shard, np.zeros(self.filter.shard_bytes, np.uint8))
+        self.filter.drop(shard)
 
 
 Candidates = ExactCandidates | EstimatedCandidates

@@ -7,6 +7,7 @@ import pytest
 
 from ctr_ps.protos.errors import CheckpointError, SpecError
 from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import (
     AdmissionSpec,
     ExpirySpec,
@@ -19,6 +20,7 @@ from ctr_ps.ps_server.table.contents import Rows, ShardSource
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from ctr_ps.ps_server.table.table_snapshot import TableSnapshot
 from tests.reference.admission import ReferenceAdmission
+from tests.support.rows import resident_bytes
 from tests.support.statistics import candidates_of, counted_by
 
 EXACT = TableSpec(
@@ -237,6 +239,23 @@ def test_filter_decays_at_the_end_of_a_pass() -> None:
     table.shrink()
 
     assert counters.sum(dtype=np.int64) == pytest.approx(before / 2, rel=0.05)
+
+
+def test_filter_takes_memory_only_for_the_shards_that_a_server_has() -> None:
+    """Those of others were zeroed at the end of a move, which allocated all of the filter."""
+    SparseTable(BLOOM, shard_map=ShardMap.of(2)).drop_others()  # compiles the kernels
+    admission = AdmissionSpec(threshold=6, counter="bloom", expected_keys=14_000_000)
+    table = SparseTable(replace(BLOOM, admission=admission), shard_map=ShardMap.of(2))
+    counters = table._candidates.filter.arrays.counters  # type: ignore[union-attr]
+    counters[0] = counters[2] = 1
+    before = resident_bytes()
+
+    table.place(ShardMap.of(4), 0)
+    table.drop_others()
+
+    assert before - resident_bytes() == pytest.approx(counters[2].nbytes, rel=0.2)
+    assert counters[0].all()
+    assert not counters[2].any()
 
 
 # Limits
