@@ -176,9 +176,7 @@ class Parameters:
 
     def reset_subscribers(self) -> None:
         """Marks every row as changed for the next job's workers, in tables that record changes."""
-        with self._lock:
-            tables = list(self._tables.values())
-        for table in tables:
+        for table in self._all_tables().values():
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 
@@ -223,6 +221,11 @@ class Parameters:
             name: table.size_bytes + table.candidate_bytes
             for name, table in self.table_status().items()
         }
+
+    def _all_tables(self) -> dict[str, SparseTable]:
+        """Returns the tables by name, a copy: others may be declared meanwhile."""
+        with self._lock:
+            return dict(self._tables)
 
     def table(self, name: str) -> SparseTable:
         """Returns a table; raises UnknownTableError if none has that name."""
@@ -360,8 +363,7 @@ class Parameters:
         """See `protos.store.Store`; of this process's shards."""
         if max_norm is not None and not 0 <= max_norm < math.inf:
             raise ProtocolError(f"max_norm is {max_norm}, expected a finite number of at least 0")
-        with self._lock:
-            tables = dict(self._tables)
+        tables = self._all_tables()
         for name, table in tables.items():
             if table.spec.records_changes:
                 raise ProtocolError(
@@ -500,7 +502,7 @@ class Parameters:
         meanwhile.
         """
         rows: list[MovedRows] = []
-        for name, table in self._tables.items():
+        for name, table in self._all_tables().items():
             room = max(1, max_bytes // table.new_row_bytes)
             taken = table.take_moved(self._shards_for(server, table), room)
             for (found, removed), are_candidates in zip(taken, (False, True), strict=False):
@@ -525,7 +527,7 @@ class Parameters:
 
     def _counts_for(self, server: int, max_bytes: int) -> Iterator[Moved]:
         step = max(1, max_bytes // PASSES_BYTES) * PASSES_BYTES
-        for name, table in self._tables.items():
+        for name, table in self._all_tables().items():
             for shard in sorted(self._shards_for(server, table)):
                 counters = table.counters_of_shard(shard)
                 for start in range(0, counters.size, step):
@@ -581,16 +583,15 @@ class Parameters:
 
     def drop_others(self) -> None:
         """Frees the memory of rows that have moved away, or were put here and do not stay."""
-        with self._lock:
-            tables = list(self._tables.values())
-        for table in tables:
+        for table in self._all_tables().values():
             table.drop_others()
 
     def rows_by_place(self) -> NDArray[np.int64]:
         """Returns the rows of all tables, int64[places]."""
         counts = np.zeros(len(self._shard_map.owners), np.int64)
-        for table in self._tables.values():
-            np.add.at(counts, np.array(table.shards, int) % counts.size, table.rows_of_shards())
+        for table in self._all_tables().values():
+            shards, rows = table.rows_of_shards()
+            np.add.at(counts, shards % counts.size, rows)
         return counts
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:

@@ -517,9 +517,10 @@ class SparseTable:
         with self._locks[shard]:
             return self._candidates.filter.to_bytes(shard)
 
-    def rows_of_shards(self) -> NDArray[np.int64]:
-        """Returns the rows of each of `shards`, int64[N]."""
-        return self._num_rows[self.shards]
+    def rows_of_shards(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns this server's shards, int64[N], and the rows of each, int64[N]."""
+        shards = np.array(self.shards, np.int64)  # once: they may move
+        return shards, self._num_rows[shards]
 
     def place(self, shard_map: ShardMap, server_index: int) -> None:
         """Has the shards of a server in a map from now on; their rows are here. Ends a move."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from ctr_ps.protos.errors import (
 )
 from ctr_ps.protos.futures import WaitingFuture
 from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
-from tests.support.stores import KEYS, TOWER, in_process, push_id, random_gradients
+from tests.support.stores import KEYS, TOWER, WIDE, in_process, push_id, random_gradients, train
 
 LIMIT_S = 10.0
 SOON_S = 0.02  # for what must not happen: too short a wait hides a fault, but never makes one
@@ -360,3 +362,23 @@ def test_worker_that_has_left_cannot_abort_the_job(held: HeldStep) -> None:
 
     held.push(0, 0).result(LIMIT_S)
     assert held.store.status().version == 1
+
+
+@pytest.mark.parametrize("meets", ["declaration", "end of a move"])
+def test_rows_are_counted_while_tables_are_declared_or_move(meets: str) -> None:
+    store = in_process()
+    train(store, 0)
+    parameters = store.engine.parameters
+    table = parameters.table("deep")
+    count_rows = table.rows_of_shards
+
+    def count_late() -> object:
+        if meets == "declaration":
+            store.create_table(replace(WIDE, name="later"))
+        else:
+            store.engine.place(ShardMap.of(2), 0)
+        return count_rows()
+
+    table.rows_of_shards = count_late  # type: ignore[method-assign, assignment]
+
+    assert parameters.rows_by_place().sum() > 0
