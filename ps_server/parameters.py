@@ -552,6 +552,15 @@ class Parameters:
         for name, start, stretch in moved.blocks:
             self._moved_blocks.setdefault(name, []).append((start, stretch))
 
+    def require_room_for_moved(self, moved: Moved) -> None:
+        """Raises OverloadedError if tables are over the memory limit, after `moved` was put."""
+        limit = self._memory_limit
+        added = sum(each.keys.size * self.table(each.table).new_row_bytes for each in moved.rows)
+        if limit is not None and limit.is_exceeded(added):
+            raise OverloadedError(
+                f"shards that move here do not fit: {limit.describe()}. Move fewer, or raise --memory-limit"
+            )
+
     def moved_blocks(self, shard_map: ShardMap, server_index: int) -> dict[str, DenseTable]:
         """Returns the blocks with the pieces of a server; raises ProtocolError if not all were put here."""
         blocks = {}

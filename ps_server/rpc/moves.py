@@ -269,14 +269,15 @@ class Moves:
         """Takes over what another server had."""
         with self.working:
             move = self._required(request.token)
-            if request.number <= move.num_put:
-                return
-            if request.number != move.num_put + 1:
+            if request.number > move.num_put + 1:
                 raise ProtocolError(
                     f"part {request.number} of a move came, expected {move.num_put + 1}"
                 )
-            self._engine.parameters.put_moved(request.moved)
-            move.num_put = request.number
+            if request.number == move.num_put + 1:
+                self._engine.parameters.put_moved(request.moved)
+                move.num_put = request.number
+            # Afterwards: a recovery has to put it as well, whatever its limit.
+            self._engine.parameters.require_room_for_moved(request.moved)
 
     def hold_move(self, request: requests.HoldMove) -> Future[Cut]:
         """Calls wait from now on; returns what has come before."""

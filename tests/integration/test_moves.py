@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
+from ctr_ps.protos.errors import CtrPsError, OverloadedError, TransportError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.placement import NO_SERVER, NUM_PLACES, ShardMap
 from ctr_ps.protos.spec import (
@@ -324,6 +324,22 @@ def test_a_server_that_is_added_before_there_are_tables_gets_its_share_of_their_
     for num_shards in (16, 64, 256, 1024):
         share = shard_map.owners[:num_shards].count(2)
         assert abs(share - num_shards / 3) < 2, num_shards
+
+
+def test_server_without_room_for_the_shards_is_not_added():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        declare(client)
+        random = np.random.default_rng(1)
+        client.push_grad(gradients(random), push_id(sequence=0)).result()
+        before = client.digest()
+        transport = driver(servers)
+        spare = servers.start_spare(memory_limit=1000)
+        with pytest.raises(OverloadedError, match=f"{spare}.*memory limit of 1000"):
+            add(transport, spare)
+        assert client.digest() == before
+        assert all(not each.move for each in states_of(transport).values())
+        client.push_grad(gradients(random), push_id(sequence=1)).result()
 
 
 def test_server_0_cannot_be_drained():

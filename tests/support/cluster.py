@@ -72,7 +72,7 @@ class Cluster:
         self.endpoints.append(f"127.0.0.1:{port}")
         return self.endpoints[-1]
 
-    def start_spare(self, **settings: Any) -> str:
+    def start_spare(self, *, memory_limit: int | None = None, **settings: Any) -> str:
         """Starts a server that waits to be added; returns its endpoint."""
         members = self.stores[0].engine.members
         store = ParameterStore(
@@ -81,6 +81,7 @@ class Cluster:
             num_at_start=members.num_at_start,
             server_index=NO_SERVER,
             wait_limit_s=10.0,
+            memory_limit=memory_limit,
         )
         server, port = self._start(store, "127.0.0.1:0", **settings)
         self.spares[endpoint := f"127.0.0.1:{port}"] = server

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import LogError, ProtocolError
+from ctr_ps.protos.errors import LogError, OverloadedError, ProtocolError
 from ctr_ps.protos.gradients import SparseGrad
-from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
+from ctr_ps.protos.placement import FIRST_EPOCH, NO_SERVER, ShardMap, shard_of
 from ctr_ps.protos.spec import AdmissionSpec, StatisticsSpec
 from ctr_ps.protos.store import BlockState, Message, ReduceOp, RowStates, StateChunk
 from ctr_ps.protos.store.moves import Cut, Moved, MovedCounters, MovedRows, Phase
@@ -287,6 +287,27 @@ def test_server_that_was_restarted_goes_on_with_a_move_only_if_prepared(
             )
     with pytest.raises(ProtocolError, match="was restarted"):
         again.start(*prepare)
+
+
+def test_recovery_puts_what_a_full_server_took(tmp_path: Path) -> None:
+    """Whatever its limit is: else rows of a move that has ended would be missing."""
+
+    def puts(memory_limit: int | None) -> ParameterStore:
+        return in_process(server_index=NO_SERVER, memory_limit=memory_limit)
+
+    store = puts(None)
+    handlers, log = begun_log(tmp_path / "log", store)
+    handlers.start(calls.BEGIN_MOVE, requests.BeginMove(token="m", shard_map=NEXT_MAP))
+    put = requests.PutMoved(token="m", number=1, moved=Moved(rows=[rows_of_width(DEEP.dim)]))
+    handlers.start(calls.PUT_MOVED, put)
+    log.close()
+    full = puts(1)
+    with pytest.raises(OverloadedError, match="memory limit of 1"):
+        recovered(tmp_path / "log", full).start(calls.PUT_MOVED, put)
+
+    for each in (store, full):
+        shard = int(shard_of(KEYS[0], DEEP.num_shards))
+        assert each.engine.parameters.table("deep").export_shard(shard).keys.size == 1
 
 
 def test_every_call_that_changes_a_server_is_logged() -> None:
