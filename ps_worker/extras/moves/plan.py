@@ -4,6 +4,7 @@ places by weight:  server 0 | 9 8 7 |   added: | |    -->   | 9 8 |   | 7 |
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,11 +23,7 @@ def with_server(shard_map: ShardMap, endpoint: str, rows: Sequence[int]) -> Shar
 
     Raises UsageError if the server is in the map, or the cluster has as many as it can have.
     """
-    if endpoint in shard_map.endpoints:
-        raise UsageError(f"{endpoint} is in the cluster already")
-    if shard_map.num_servers == NUM_PLACES:
-        raise UsageError(f"the cluster has {NUM_PLACES} servers, which is the most")
-    new = next(each for each in range(NUM_PLACES) if each not in shard_map.servers)
+    new = _free_index(shard_map, endpoint)
     return balanced(_with(shard_map, {**endpoints_of(shard_map), new: endpoint}), rows)
 
 
@@ -40,11 +37,11 @@ def without_server(shard_map: ShardMap, server: int, rows: Sequence[int]) -> Sha
 def with_another(shard_map: ShardMap, server: int, endpoint: str) -> ShardMap:
     """Returns the map with another server in the place of one; raises as the two above."""
     _require_movable(shard_map, server)
-    added = with_server(shard_map, endpoint, [0] * len(shard_map.owners))
-    new = next(each for each in added.servers if each not in shard_map.servers)
+    new = _free_index(shard_map, endpoint)
+    endpoints = {**endpoints_of(shard_map), new: endpoint}
+    del endpoints[server]
     owners = tuple(new if each == server else each for each in shard_map.owners)
-    others = {each: of for each, of in endpoints_of(added).items() if each != server}
-    return ShardMap(shard_map.epoch + 1, tuple(others), owners, tuple(others.values()))
+    return replace(_with(shard_map, endpoints), epoch=shard_map.epoch + 1, owners=owners)
 
 
 def balanced(shard_map: ShardMap, rows: Sequence[int]) -> ShardMap:
@@ -97,6 +94,15 @@ def num_moved(before: ShardMap, after: ShardMap, rows: Sequence[int]) -> int:
 def endpoints_of(shard_map: ShardMap) -> dict[int, str]:
     """Returns the endpoints of a map that has them, by server."""
     return dict(zip(shard_map.servers, shard_map.endpoints, strict=True))
+
+
+def _free_index(shard_map: ShardMap, endpoint: str) -> int:
+    """Returns the index of a server that is added; raises UsageError if it cannot be."""
+    if endpoint in shard_map.endpoints:
+        raise UsageError(f"{endpoint} is in the cluster already")
+    if shard_map.num_servers == NUM_PLACES:
+        raise UsageError(f"the cluster has {NUM_PLACES} servers, which is the most")
+    return next(each for each in range(NUM_PLACES) if each not in shard_map.servers)
 
 
 def _with(shard_map: ShardMap, endpoints: dict[int, str]) -> ShardMap:
