@@ -492,7 +492,7 @@ class Cluster:
         self._kill(process, fault.kind in (POWER, TORN))
 
     def _replace(self, process: Process, seconds: float) -> None:
-        """A process is paused, and another is started as it."""
+        """A process is paused, and another is started as it; but not as a driver."""
         if process.is_alive and process is self.running.get(process.name):
             process.pause()
             self.world.at(seconds, process.resume)
