@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError
+from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError, WrongServerError
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.runtime.environment import memory_error_of
@@ -89,6 +89,8 @@ class Coordinator:
         self.on_failure = on_failure
         # whether a job that has failed can go on from the servers' update logs
         self.can_resume = False
+        # whether its server is in the shard map no more: leases end elsewhere, nobody is to wait here
+        self.has_left = False
         self._members = Membership(members)
         self._steps = StepAggregator(self._members)
         self._waited_s: dict[str, float] = {}  # for workers that others miss, by place
@@ -128,6 +130,8 @@ class Coordinator:
             )
 
         def poll() -> Callable[[], Joined] | None:
+            if self.has_left:
+                return partial(raise_error, WrongServerError("the shards here have moved away"))
             try:
                 return joined if self._members.may_join(member) else None
             except ProtocolError as error:

@@ -388,6 +388,8 @@ class Moves:
             self._dropping = drops
             drops.start()
         self._release()
+        index, servers = self._engine.owner.server_index, self._engine.shard_map.servers
+        self._engine.job.has_left = request.is_committed and index not in servers
         self._engine.job.pushes.look_again()
         logger.info(
             "move ended token=%s committed=%s epoch=%d",
@@ -395,9 +397,7 @@ class Moves:
             request.is_committed,
             self._engine.shard_map.epoch,
         )
-        if request.is_committed and self._engine.owner.server_index not in (
-            self._engine.shard_map.servers
-        ):
+        if self._engine.job.has_left:
             self.on_drained()
 
     def _commit(self, move: _Move, prepared: requests.PrepareMove) -> None:

@@ -18,6 +18,7 @@ from ctr_ps.protos.errors import (
     PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
+    WrongServerError,
 )
 from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.gradients import Gradients
@@ -170,6 +171,18 @@ def test_cut_of_a_move_waits_for_the_first_step_that_came_to_another_server() ->
     assert step is not None
     answer_all(second.pushes.step_applied(step).answers)
     assert drained.result() == cut
+
+
+def test_nobody_waits_for_a_place_at_a_server_whose_shards_have_moved_away() -> None:
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=1)
+    other = replace(member(0), incarnation=INCARNATION + 1)
+    asking = workers.join(other, {}, None, only_asks=True)
+    assert isinstance(asking, WaitingFuture)
+
+    workers.has_left = True
+    workers.pushes.look_again()
+    with pytest.raises(WrongServerError, match="moved away"):
+        asking.result()
 
 
 def test_cut_of_a_move_has_no_steps_of_pushes_on_arrival() -> None:
