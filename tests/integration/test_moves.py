@@ -19,8 +19,8 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Lease, Missing, WorkerLoss
-from ctr_ps.protos.wire.calls import END_MOVE, PUSH_GRAD, PUSH_PULL
-from ctr_ps.protos.wire.requests import EndMove, PushGrad
+from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, PUSH_GRAD, PUSH_PULL
+from ctr_ps.protos.wire.requests import BeginMove, EndMove, PushGrad
 from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
@@ -430,9 +430,46 @@ def test_the_command_names_why_a_server_is_not_added(monkeypatch):
             assert result.exit_code == UsageError.exit_code
             return result.output
 
+        with monkeypatch.context() as patched:
+            patched.setattr(cli, "with_server", without_places)
+            assert f"{spare} would get no shards" in told()
         servers.stores[0].engine.journal = Journal()  # another than that of a server without a log
         assert f"{spare} keeps no update log" in told()
-        monkeypatch.setattr(cli, "with_server", without_places)
-        assert f"{spare} would get no shards" in told()
         command[0] = servers.endpoints[1]
         assert "is not server 0 of its cluster" in told()
+
+
+def test_a_command_waits_for_a_move_whose_driver_is_gone():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        transport = driver(servers)
+        begin = BeginMove(token="other", shard_map=replace(transport.shard_map, epoch=2))
+        for server in (0, 1):
+            transport.call(server, BEGIN_MOVE, begin).result()
+
+        def end() -> None:
+            for server in (0, 1):
+                transport.call(
+                    server, END_MOVE, EndMove(token="other", is_committed=False)
+                ).result()
+
+        gone = threading.Timer(0.5, end)
+        gone.start()
+        result = CliRunner().invoke(cli.app, [servers.endpoints[0], "add", servers.start_spare()])
+        gone.join()
+        assert "waits for the end of move other" in result.output
+        assert result.exit_code == 0, result.output
+        assert connected(transport).servers == (0, 1, 2)
+
+
+def test_a_command_that_is_interrupted_says_where_the_shards_are(monkeypatch):
+    def interrupted(_: Move) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Move, "_prepare", interrupted)
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        result = CliRunner().invoke(cli.app, [servers.endpoints[0], "add", servers.start_spare()])
+        assert "nothing has moved" in result.output
+        assert result.exit_code == 130
+        assert driver(servers).shard_map.epoch == 1

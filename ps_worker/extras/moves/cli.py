@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import CtrPsError, UsageError
 from ctr_ps.protos.format import require_format
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import require_endpoints, split_endpoints
@@ -30,6 +30,7 @@ from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import (
     MIB,
     MIB_PER_S,
+    PAUSE_S,
     Move,
     Progress,
     connected,
@@ -47,7 +48,11 @@ from ctr_ps.ps_worker.extras.moves.plan import (
 
 app = command_app("Show, add, drain, replace and rebalance the servers of a cluster that trains.")
 
-RETRY_S = 60.0
+FIRST_S = 5.0
+"""For a server that is called first."""
+OTHER_S = 40.0
+"""A move whose driver is gone ends before."""
+RETRY_S = 30.0
 """For a server that starts, or is started again; one that takes part in a move ends the move."""
 TELL_S = 2.0
 
@@ -144,7 +149,7 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
         endpoints = require_endpoints(split_endpoints(context.obj), "the command")
         transport = GrpcTransport(endpoints[:1], retry_s=RETRY_S, stream=False)
         try:
-            if transport.call(0, GET_MAP, None).result().server != 0:
+            if transport.call(0, GET_MAP, None, ready_s=FIRST_S).result().server != 0:
                 raise UsageError(
                     f"{endpoints[0]} is not server 0 of its cluster: name that server first"
                 )
@@ -165,8 +170,10 @@ def _move(
     with _connected(context) as transport:
         if added:
             require_endpoints([added], "the command")
+        _wait_for_another(transport)
         before, states = transport.shard_map, states_of(transport)
         after = plan(before, weights_of(states))
+        _require_spare(after, before, states[0])
         typer.echo(_table(before, after, states))
         rows = num_moved(before, after, rows_of(states))
         typer.echo(f"{rows:,} rows move")
@@ -176,14 +183,31 @@ def _move(
             )
         if dry_run or after.owners == before.owners:
             return
-        _require_spare(after, before, states[0])
         move = Move(transport, states, after, mib_per_s=mib_per_s, tell=_Teller())
-        move.run()
+        try:
+            move.run()
+        except (CtrPsError, KeyboardInterrupt) as error:
+            if not isinstance(error, UsageError):  # which says that it is not known
+                typer.echo("nothing has moved: the job goes on as before", err=True)
+            raise
         done = move.progress
         typer.echo(
             f"done: {done.copied_rows:,} rows, {done.copied_bytes / MIB:,.1f} MiB in {done.seconds:.1f} s; "
             f"calls waited {1000 * done.pause_s:.0f} ms"
         )
+
+
+def _wait_for_another(transport: GrpcTransport) -> None:
+    """Waits until no other move is under way; one whose driver is gone ends by itself."""
+    until, told = time.monotonic() + OTHER_S, ""
+    while other := transport.call(0, GET_MAP, None).result().move:
+        if time.monotonic() > until:
+            raise UsageError(f"move {other} is under way: give the command again when it has ended")
+        if other != told:
+            typer.echo(f"waits for the end of move {other}", err=True)
+            told = other
+        time.sleep(PAUSE_S)
+    connected(transport)
 
 
 def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
@@ -197,7 +221,7 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
             continue
         transport = GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)
         try:
-            format = transport.call(0, GET_STATUS, None).result().format
+            format = transport.call(0, GET_STATUS, None, ready_s=FIRST_S).result().format
             state = transport.call(0, GET_MAP, None).result()
         finally:
             transport.close()
@@ -234,7 +258,7 @@ class _Teller:
         self._told = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        if (now := time.monotonic()) - self._told < TELL_S:
+        if (now := time.monotonic()) - self._told < TELL_S or not progress.copied_rows:
             return
         self._told = now
         rate = progress.copied_rows / max(progress.seconds, 1e-3)

@@ -34,7 +34,7 @@ from ctr_ps.protos.store.state_transfer import BlockState, stretch_of
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_worker.cluster import state_transfer
-from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.cluster.placement import ASK_S, settle
 from ctr_ps.ps_worker.cluster.routing import Routing
 from ctr_ps.ps_worker.cluster.transport import Transport
 from ctr_ps.ps_worker.extras.moves.plan import endpoints_of, num_moved
@@ -166,7 +166,9 @@ class Move:
                 f"status when it is back ({error}; {away})"
             ) from error
         ending = [
-            self._transport.call(server, calls.END_MOVE, self._end(is_committed=False))
+            self._transport.call(
+                server, calls.END_MOVE, self._end(is_committed=False), ready_s=ASK_S
+            )
             for server in self._all
         ]
         for ended in ending:
