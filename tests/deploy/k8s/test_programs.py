@@ -89,6 +89,19 @@ def test_pods_have_the_roles_that_programs_read(documents: Sequence[Document]) -
             assert (own, role.endpoints, role.num_workers) == (index, endpoints, workers.count)
 
 
+def test_a_server_above_the_size_waits_to_be_added(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+    for _ in of_kind(documents, "StatefulSet"):
+        assert "--spare" in servers.main["args"]
+        role = role_from_environment(servers.environment(servers.count, workers), may_be_spare=True)
+        assert isinstance(role, ServerRole)
+        (port,) = (
+            each["containerPort"] for each in servers.main["ports"] if each["name"] == "grpc"
+        )
+        assert role.is_spare
+        assert role.endpoint == f"{servers.host.format(servers.count)}:{port}"
+
+
 def test_all_pods_of_a_job_run_at_once_since_they_wait_for_each_other(
     documents: Sequence[Document],
 ) -> None:

@@ -49,7 +49,7 @@ def close(handlers: Handlers):
 
 
 def end(handlers: Handlers) -> None:
-    prepare = requests.PrepareMove(token="m", server=1, records=[])
+    prepare = requests.PrepareMove(token="m", server=1, progress={}, records=[])
     handlers.start(calls.PREPARE_MOVE, prepare).result()
     handlers.start(calls.END_MOVE, requests.EndMove(token="m", is_committed=True)).result()
 
