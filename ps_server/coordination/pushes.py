@@ -298,17 +298,19 @@ class PushIntake:
         The future raises ProtocolError when there is a call, `disturbed_by`, that waits meanwhile.
         """
 
+        def lacks(worker: int, seen: SeenPushes) -> bool:
+            incarnation = self._members.incarnations.get(worker)
+            if incarnation is None:  # a server that has lost its disk knows nobody
+                return seen.pushes > 0
+            if not self._members.is_present(worker) or incarnation != seen.incarnation:
+                return False
+            return self.ledger.num_applied(Member(worker, incarnation)) < seen.pushes
+
         def missing() -> list[int]:
             """Returns workers of which some are not."""
             if self._steps.version < cut.step:  # also if no part has come here yet
                 return self._steps.behind(self._steps.version)
-            return [
-                worker
-                for worker, member in self._present().items()
-                if (seen := cut.seen.get(worker)) is not None
-                and seen.incarnation == member.incarnation
-                and self.ledger.num_applied(member) < seen.pushes
-            ]
+            return [worker for worker, seen in cut.seen.items() if lacks(worker, seen)]
 
         def poll() -> Callable[[], Cut] | None:
             if by := disturbed_by():

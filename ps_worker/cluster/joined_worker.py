@@ -63,11 +63,14 @@ ABORT_S = 5.0
 
 def join_servers(transport: Transport, join: requests.Join) -> Future[Joined]:
     """Takes a worker's place on all servers; see `protos.store.Coordination.join`."""
-    asked = call_all(transport, calls.JOIN, replace(join, only_asks=True))
+    asks = replace(join, only_asks=True)
+    asked = call_all(transport, calls.JOIN, asks)
 
     def combine() -> Joined:
         try:
             parts = results(asked)
+            if not _have_one_past(parts):  # one may have answered long before another
+                parts = results(call_all(transport, calls.JOIN, asks))
             _require_one_past(transport.shard_map.endpoints, parts)
             parts = _take_place(transport, join)
         except CtrPsError as error:
@@ -132,6 +135,14 @@ def _take_place(transport: Transport, join: requests.Join) -> list[Joined]:
         raise
 
 
+def _have_one_past(joined: Sequence[Joined]) -> bool:
+    """Whether servers may be at these points of one job."""
+    passed = [each.barriers_passed for each in joined]
+    num_versions = len({each.version for each in joined})
+    is_possible = min(passed) > 0 or max(passed) == 0 or num_versions == 1
+    return max(passed) - min(passed) <= 1 and is_possible
+
+
 def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> None:
     """Raises ProtocolError if servers have served different numbers of jobs, or are at different points.
 
@@ -145,14 +156,11 @@ def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> Non
             f"servers have served different numbers of jobs before this one ({served}): some were "
             "restarted, and their parameters do not fit together. Restart all of them"
         )
-    passed = [each.barriers_passed for each in joined]
-    versions = [each.version for each in joined]
-    is_possible = min(passed) > 0 or max(passed) == 0 or len(set(versions)) == 1
-    if max(passed) - min(passed) <= 1 and is_possible:
+    if _have_one_past(joined):
         return
     points = "; ".join(
-        f"{endpoint} barrier {number}, version {version}"
-        for endpoint, number, version in zip(endpoints, passed, versions, strict=True)
+        f"{endpoint} barrier {each.barriers_passed}, version {each.version}"
+        for endpoint, each in zip(endpoints, joined, strict=True)
     )
     raise ProtocolError(
         f"the servers are at points of different jobs ({points}), so one recovered from the update log of "

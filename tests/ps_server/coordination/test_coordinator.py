@@ -173,6 +173,15 @@ def test_cut_of_a_move_waits_for_the_first_step_that_came_to_another_server() ->
     assert drained.result() == cut
 
 
+def test_server_that_knows_nobody_is_not_drained() -> None:
+    """As one that has lost its disk: its rows would be taken for those of all pushes."""
+    knows, wiped = joined_workers(WorkerLoss.WAIT, [], num_workers=1), workers_of(1)
+    apply_on_arrival(knows, replace(push_id(), incarnation=INCARNATION))
+    cut = knows.pushes.seen()
+    assert isinstance(knows.pushes.when_drained(cut, lambda: ""), Answered)
+    assert isinstance(wiped.pushes.when_drained(cut, lambda: ""), WaitingFuture)
+
+
 def test_nobody_waits_for_a_place_at_a_server_whose_shards_have_moved_away() -> None:
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=1)
     other = replace(member(0), incarnation=INCARNATION + 1)

@@ -1,11 +1,36 @@
-"""What a worker tells servers of the pushes that all of them have acknowledged."""
+"""A worker takes its place, and tells servers of the pushes that all of them have acknowledged."""
+
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_ps.protos.store import Acknowledged
-from ctr_ps.ps_worker.cluster.joined_worker import Acknowledgements
-from tests.support.stores import push_id
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store import Acknowledged, Joined
+from ctr_ps.protos.wire import requests
+from ctr_ps.ps_worker.cluster.joined_worker import Acknowledgements, join_servers
+from tests.support.local_transport import Answer
+from tests.support.stores import member, push_id
+
+PAST = Joined(jobs_before=0, barriers_passed=1, has_update_log=True, version=53)
+
+
+def test_servers_that_answered_at_other_times_are_asked_again() -> None:
+    """One was away for long, while others trained."""
+
+    class Servers:
+        shard_map = ShardMap.of(2)
+
+        def __init__(self) -> None:
+            self.early = {1: replace(PAST, barriers_passed=0, version=0)}
+
+        def call(self, server: int, *_: Any, **options: Any) -> Any:
+            joined = self.early.pop(server, PAST)
+            return Answer(lambda: joined)
+
+    join = requests.Join(member=member(0), terms={})
+    assert join_servers(Servers(), join).result() == PAST
 
 
 @given(st.permutations(range(8)), st.integers(0, 8))
