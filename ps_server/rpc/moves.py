@@ -38,8 +38,8 @@ SILENT_S = 30.0
 HELD_S = 10.0
 """And one that has been held for so long."""
 
-DRAINED_S = 60.0
-"""So much longer its driver waits for an answer while pushes are applied."""
+DRAINED_S = 15.0
+"""So much longer while pushes are awaited, as its driver waits for the answer; less than callers wait."""
 
 WAIT_S = 2.0
 """A call waits for a move; longer ones ask how it ended."""
