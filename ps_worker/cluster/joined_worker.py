@@ -8,7 +8,9 @@ alone reduces numbers and compares clocks. A process without a place may end a j
 
 import itertools
 import logging
+import math
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -259,7 +261,13 @@ class JoinedWorker:
 
     def confirm_place(self) -> None:
         request = requests.Renew(member=self.member, acknowledged=self.acknowledgements.told())
-        self._to_all(calls.RENEW, request).result()
+        lease_s = math.inf if self.lease is None else self.lease.seconds
+        while True:
+            asked = time.monotonic()
+            self._to_all(calls.RENEW, request).result()
+            if time.monotonic() - asked < lease_s:
+                return
+            # The process may have stood still since the answer came.
 
     def _to_all(self, call: Call[Any, A], request: Any) -> Future[list[A]]:
         """Starts a call to every server, with the epoch of their map; all have ended when it is answered."""

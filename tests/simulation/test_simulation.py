@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(600)
 A_DAY = 86_400
 OF_MOVES = {
     "moves/others-first": "sync add: driver.0 dies after: EndMove",
-    "moves/prepare-unlogged": "sync drain: server.2 dies after: PrepareMove",
-    "moves/restarted": "counters drain: server.2 dies after: GetJobState",
+    "moves/prepare-unlogged": "sync add: server.2 dies after: PrepareMove",
+    "moves/restarted": "counters drain: server.2 dies before: PrepareMove",
 }
 """Faults of moves, and crashes that find them."""
 

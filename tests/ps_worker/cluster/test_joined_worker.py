@@ -1,15 +1,19 @@
 """A worker takes its place, and tells servers of the pushes that all of them have acknowledged."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.placement import ShardMap
-from ctr_ps.protos.store import Acknowledged, Joined
+from ctr_ps.protos.store import Acknowledged, Joined, Lease, WorkerLoss
 from ctr_ps.protos.wire import requests
-from ctr_ps.ps_worker.cluster.joined_worker import Acknowledgements, join_servers
+from ctr_ps.ps_worker.cluster import joined_worker
+from ctr_ps.ps_worker.cluster.joined_worker import Acknowledgements, JoinedWorker, join_servers
+from ctr_ps.ps_worker.cluster.placement import Placement
 from tests.support.local_transport import Answer
 from tests.support.stores import member, push_id
 
@@ -52,3 +56,24 @@ def test_parts_of_steps_count_by_their_step() -> None:
         acknowledgements.note(push_id(sequence=at), at)
 
     assert acknowledgements.told() == Acknowledged(steps=9)
+
+
+def test_place_is_confirmed_again_after_the_process_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would publish a checkpoint by an answer that is older than its lease."""
+    asked: list[int] = []
+
+    class Servers:
+        shard_map = ShardMap.of(1)
+
+        def call(self, server: int, *_: Any, **options: Any) -> Any:
+            asked.append(server)
+            return Answer(lambda: None)
+
+    times = iter([0.0, 4.0, 4.0, 4.1])
+    monkeypatch.setattr(joined_worker, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+    servers = Servers()
+    JoinedWorker(servers, Placement(servers, chunk_bytes=1), member(0), lease, 0).confirm_place()
+    assert len(asked) == 2
