@@ -1,5 +1,6 @@
 """Shards move between servers that serve: nothing is lost, doubled or refused, and clients follow."""
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -473,3 +474,34 @@ def test_a_command_that_is_interrupted_says_where_the_shards_are(monkeypatch):
         assert "nothing has moved" in result.output
         assert result.exit_code == 130
         assert driver(servers).shard_map.epoch == 1
+
+
+def test_a_move_ends_though_all_rows_change_all_the_time(monkeypatch):
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.PART_BYTES", 1000)
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        declare(client)
+        ones = SparseGrad(np.sort(KEYS), np.ones((KEYS.size, 1), np.float32), 1)
+        sequences = itertools.count()
+
+        def push() -> None:
+            pushed = Gradients(sparse={"wide": ones}, dense={})
+            client.push_grad(pushed, push_id(sequence=next(sequences))).result()
+
+        push()
+        transport = driver(servers)
+        states = states_of(transport)
+        after = with_server(transport.shard_map, servers.start_spare(), weights_of(states))
+        move = Move(transport, states, after, mib_per_s=1e6)
+        take = move._take
+
+        def take_after_push(*arguments, with_counts):
+            if not with_counts:
+                push()
+            return take(*arguments, with_counts=with_counts)
+
+        move._take = take_after_push
+        move.run()
+        assert move.progress.copied_rows < 6 * KEYS.size
+        found = client.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL).result().rows["wide"]
+        np.testing.assert_array_equal(found, np.full_like(found, -0.5 * next(sequences)))

@@ -200,10 +200,13 @@ class Move:
             before = copied
 
     def _copy_round(self, *, with_counts: bool = False) -> int:
-        """Copies what has changed on each server, once around; returns the number of rows."""
+        """Copies what has changed on each server, once around; returns the number of rows.
+
+        While all train, no more than there are: under load rows change as fast as they are copied.
+        """
         copied = 0
         left = deque(self._pairs)
-        while left:
+        while left and (with_counts or copied <= self.progress.rows):
             began = time.monotonic()
             source, target = left.popleft()
             taken = self._take(source, target, with_counts=with_counts)
