@@ -521,6 +521,7 @@ class Handlers:
         )
 
     def _require_epoch(self, epoch: int) -> None:
+        self.moves.require_not_before(epoch)
         self.engine.shard_map.require_epoch(epoch, self.engine.owner.server_index)
 
     def _log_once(self, event: str) -> None:

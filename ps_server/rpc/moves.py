@@ -178,6 +178,14 @@ class Moves:
         """Whether this server takes part in a move."""
         return self._move is not None
 
+    def require_not_before(self, epoch: int) -> None:
+        """Raises MovingError if a call was placed by the map that the move under way leads to.
+
+        The first server has ended it, and nobody has told this one, as it was away: its callers do.
+        """
+        if (move := self._move) is not None and move.next_map.epoch == epoch:
+            raise MovingError(f"this server does not know yet that move {move.token} has ended")
+
     def before(self, argument: Any) -> requests.EndMove | None:
         """Returns how a move ends before a call is logged, None: it does not; needs `working`.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import CtrPsError, ProtocolError
+from ctr_ps.protos.errors import CtrPsError, ProtocolError, TransportError, WrongServerError
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
@@ -308,3 +308,28 @@ def test_a_server_prepares_no_other_ones_shards(servers):
     with pytest.raises(ProtocolError, match="but this is server 1"):
         move.run()
     assert servers.weights() == {1.0: KEYS.size}
+
+
+def test_a_server_that_was_away_at_the_end_is_told_by_who_calls_it(servers):
+    """First it refuses its caller, who has asked for the newer map already."""
+    servers.begin()
+    servers.push(0)
+    move = servers.exchange()
+    is_away = True
+
+    def go_away(endpoint: str, call: Any, argument: Any) -> None:
+        if is_away and endpoint == "s1:1" and call is calls.END_MOVE:
+            raise TransportError("away")
+
+    move._transport.before = servers.transport.before = go_away
+    move.run()
+    assert (
+        servers.client._placement.newer(
+            servers.client._routing, WrongServerError("")
+        ).shard_map.epoch
+        == 2
+    )
+    assert [epoch for epoch, _ in maps(servers)] == [2, 1]
+    is_away = False
+    assert servers.weights() == {1.0: KEYS.size}  # reads do not wait for the end of a move
+    assert [epoch for epoch, _ in maps(servers)] == [2, 2]
