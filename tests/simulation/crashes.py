@@ -46,7 +46,7 @@ JOBS = {
     for mode, at in (("sync", 1.2), (COUNTERS, 1.2))
     for kind in ("add", "drain")
 }
-AFTER_CRASH = {"step_s": (0.3, 0.8), "pace_s": 1.0}
+AFTER_CRASH = {"step_s": (0.3, 0.8), "pace_s": 3.0}
 WITHOUT_DRIVER = {"step_s": (4.0, 8.0), "pace_s": 8.0}
 """The job is slow then, so that it is not over before the move."""
 

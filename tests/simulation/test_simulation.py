@@ -69,9 +69,10 @@ def test_some_crashes_in_moves_leave_one_owner_with_all_updates() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["sync add", "sync drain", "counters add", "counters drain"])
-def test_crashes_at_each_step_of_moves_leave_one_owner_with_all_updates(job: str) -> None:
-    assert "\n0 bad" in simulate("--crashes", job)
+def test_crashes_at_each_step_of_moves_leave_one_owner_with_all_updates() -> None:
+    """Of a job of four each day, as all take seven minutes of a processor."""
+    jobs = ["sync add", "sync drain", "counters add", "counters drain"]
+    assert "\n0 bad" in simulate("--crashes", jobs[int(time.time()) // A_DAY % len(jobs)])
 
 
 @pytest.mark.slow
