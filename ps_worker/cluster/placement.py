@@ -111,9 +111,9 @@ class Placement:
 def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
     """Asks all servers for their maps, and returns that of the first one, once it has no doubt.
 
-    One of an epoch `at_least` so new is enough from any, as the first has decided it: it may be away. Those
-    that wait for the end of a move that is known so are told. Another than the first one that does not answer
-    soon is left out: its callers ask again.
+    While that is away, one of an epoch `at_least` so new is enough from any, as the first has decided it.
+    Those that wait for the end of a move that is known so are told. Another than the first one that does
+    not answer soon is left out: its callers ask again.
     """
     _, *others = transport.shard_map.servers
     asked = [
@@ -124,9 +124,14 @@ def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
         with suppress(CtrPsError):
             states[server] = answer.result()
     newest = max(states.values(), key=lambda each: each.shard_map.epoch, default=None)
-    if newest is None or newest.shard_map.epoch < at_least:
+    is_enough = newest is not None and newest.shard_map.epoch >= at_least
+    try:
         # After the others: a move of theirs that it does not know by now was never committed.
-        newest = transport.call(0, calls.GET_MAP, None).result()
+        ready_s = ASK_S if is_enough else None
+        newest = transport.call(0, calls.GET_MAP, None, ready_s=ready_s).result()
+    except TransportError:
+        if newest is None or not is_enough:
+            raise
     ends = [
         transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
         for server, state in states.items()

@@ -14,7 +14,7 @@ SPARE, FIRST = "ps-2:1", "ps-0:1"
 
 
 def state(endpoint: str, **own: Any) -> MapState:
-    of = {"num_members": 3, "num_heter": 1, "has_update_log": True, **own}
+    of = {"members": "2 workers and 1 heter trainer", "has_update_log": True, **own}
     return MapState(
         shard_map=ShardMap.of(1, (endpoint,)),
         server=None,
@@ -38,13 +38,12 @@ def test_a_spare_of_the_same_job_is_taken_with_a_log_or_without() -> None:
         (state("localhost:1"), f"{SPARE} is localhost:1 in its own environment"),
         (replace(state(SPARE), server=1), f"{SPARE} is server 1 of a cluster already"),
         (
-            state(SPARE, num_heter=0),
-            "for 3 workers and 0 heter trainers, but the job has 2 workers and 1",
+            state(SPARE, members="3 workers"),
+            "for 3 workers, but the job has 2 workers and 1 heter trainer",
         ),
-        (state(SPARE, num_members=4), "for 3 workers and 1 heter"),
         (state(SPARE, has_update_log=False), f"{SPARE} keeps no update log, but the servers"),
     ],
-    ids=["name", "server", "heter", "workers", "log"],
+    ids=["name", "server", "members", "log"],
 )
 def test_a_server_of_another_kind_is_refused_by_name(spare: MapState, why: str) -> None:
     with pytest.raises(UsageError, match=why):
