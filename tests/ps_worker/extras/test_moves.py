@@ -1,14 +1,16 @@
-"""What `ps-cluster` refuses before anything moves."""
+"""What `ps-cluster` refuses before anything moves, and how fast it copies."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.placement import NUM_PLACES, ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.ps_worker.extras.moves.cli import require_spare
+from ctr_ps.ps_worker.extras.moves.move import FEW_ROWS, MIB, Move
 
 SPARE, FIRST = "ps-2:1", "ps-0:1"
 
@@ -48,3 +50,27 @@ def test_a_spare_of_the_same_job_is_taken_with_a_log_or_without() -> None:
 def test_a_server_of_another_kind_is_refused_by_name(spare: MapState, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         require_spare(SPARE, spare, state(FIRST))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rates"),
+    [
+        ([100, 50, 25, 12, 1], [10, 10, 10, 10, 10]),
+        ([100, 100, 60, 60, 30, 1], [10, 10, 20, 20, 40, 40]),
+        ([100] * 9, [10, 10, 20, 40, 80]),
+    ],
+    ids=["slower changes", "fast changes", "faster than copies"],
+)
+def test_copies_get_faster_while_rows_change_as_fast(rounds: list[int], rates: list[int]) -> None:
+    used = []
+
+    class Rounds(Move):
+        def _copy_round(self, *, with_counts: bool = False) -> int:
+            used.append(self._rate / MIB)
+            return FEW_ROWS * rounds[len(used) - 1]
+
+    shard_map = ShardMap.of(1, (FIRST,))
+    states = {0: replace(state(FIRST), rows=[1] * NUM_PLACES)}
+    Rounds(SimpleNamespace(shard_map=shard_map), states, shard_map, mib_per_s=10)._copy()
+
+    assert used == rates
