@@ -75,6 +75,7 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
     assert np.loadtxt(tmp_path / "predictions.txt").shape == (1000,)
 
 
+@pytest.mark.slow
 def test_cluster_that_is_not_resumed_trains_the_same_model(
     trained: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
 ) -> None:
