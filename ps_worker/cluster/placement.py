@@ -145,7 +145,9 @@ def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
 
 def _end_of(state: MapState, known: MapState) -> requests.EndMove | None:
     """Returns what a server is told of its move, None if it may be under way still."""
-    is_committed = state.move == known.last_move
+    # No other move could begin with a server that takes part in this one: a later map came by it.
+    is_past = state.server is not None and known.shard_map.epoch > state.shard_map.epoch
+    is_committed = is_past or state.move == known.last_move
     if not state.move or state.move == known.move or not (is_committed or known.server == 0):
         return None
     return requests.EndMove(token=state.move, is_committed=is_committed)

@@ -89,6 +89,15 @@ def test_a_move_that_the_first_server_does_not_know_is_ended_by_the_old_map() ->
     assert servers.told == [(1, EndMove(token="X", is_committed=False))]
 
 
+def test_a_server_that_was_drained_two_moves_ago_is_told_so() -> None:
+    """The move after that one did not need it."""
+    servers = Servers(ends_it=False)
+    servers.first = replace(STATE, shard_map=replace(AFTER, epoch=3), last_move="Y")
+
+    assert settle(servers).epoch == 3
+    assert servers.told == [(1, EndMove(token="X", is_committed=True))]
+
+
 def test_a_map_that_another_server_has_is_known_while_the_first_is_away() -> None:
     """A worker's renewals go on, and it is not lost."""
     servers = Servers(ends_it=False)
@@ -96,7 +105,7 @@ def test_a_map_that_another_server_has_is_known_while_the_first_is_away() -> Non
     servers.states = [
         replace(STATE, server=1, shard_map=THREE, last_move="X"),
         replace(STATE, server=2, move="X"),
-        replace(STATE, server=3, move="Y"),
+        replace(STATE, server=None, move="Y"),  # waits to be added
     ]
 
     newer = placement.newer(placement.routing, WrongServerError("of epoch 2"))
