@@ -15,6 +15,7 @@ from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
 from ctr_ps.protos.store.moves import Cut, LogRecord, Phase
 from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_server.rpc.moves import HELD_S
 from ctr_ps.ps_worker.cluster.placement import settle
 from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_server
@@ -171,6 +172,56 @@ def test_a_clock_that_meets_the_commit_ends_nothing(servers):
     servers.exchange().run()
     servers.handlers["s0:1"].pass_time(100.0)
     assert servers.weights() == {0.0: KEYS.size}
+
+
+def test_a_clock_ends_what_was_prepared_on_the_first_server_alone(servers):
+    """It decides; others have promised, and are told."""
+    servers.begin()
+    move = servers.exchange()
+
+    def driver_dies(_endpoint, call, _argument) -> None:
+        if call is calls.END_MOVE:
+            raise KeyboardInterrupt
+
+    move._transport.before = driver_dies
+    with pytest.raises(KeyboardInterrupt):
+        move.run()
+    for endpoint in servers.endpoints:
+        servers.handlers[endpoint].pass_time(100.0)
+
+    states = [servers.transport.call(each, calls.GET_MAP, None).result() for each in (0, 1)]
+    assert [state.move for state in states] == ["", move.token]
+    assert settle(servers.transport).epoch == 1
+    servers.push(0)
+    assert servers.weights() == {1.0: KEYS.size}
+
+
+def test_time_for_which_a_move_held_calls_before_does_not_count(servers):
+    """A save that waits between has them go on."""
+    servers.begin()
+    move, moves = servers.exchange(), servers.handlers["s1:1"].moves
+    begin = requests.BeginMove(token=move.token, shard_map=move._after)
+    servers.transport.call(1, calls.BEGIN_MOVE, begin).result()
+    for number, phase in enumerate((Phase.HOLD, Phase.RELEASE, Phase.HOLD)):
+        hold = requests.HoldMove(token=move.token, number=number, phase=phase, cut=Cut())
+        servers.transport.call(1, calls.HOLD_MOVE, hold).result()
+        assert moves.overdue(0.9 * HELD_S) is None
+    assert moves.overdue(0.2 * HELD_S) == requests.EndMove(token=move.token, is_committed=False)
+
+
+def test_a_driver_gets_no_part_that_is_larger_than_a_message(servers, monkeypatch):
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.moves.CHUNK_BYTES", 1000)
+    servers.begin()
+    servers.push(0)
+    move = servers.exchange()
+    begin = requests.BeginMove(token=move.token, shard_map=move._after)
+    servers.transport.call(1, calls.BEGIN_MOVE, begin).result()
+    take = requests.TakeMoved(
+        token=move.token, number=1, server=0, max_bytes=10_000, with_counts=False
+    )
+    taken = servers.transport.call(1, calls.TAKE_MOVED, take).result()
+    assert 0 < taken.moved.num_bytes <= 1000
+    assert not taken.is_all
 
 
 def test_a_load_that_has_not_come_to_all_servers_ends_the_move(servers, tmp_path: Path):
