@@ -8,9 +8,12 @@ import pytest
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.placement import NUM_PLACES, ShardMap
-from ctr_ps.protos.store.moves import MapState
+from ctr_ps.protos.store.moves import Cut, MapState, SeenPushes
+from ctr_ps.ps_worker.extras.moves import cli
 from ctr_ps.ps_worker.extras.moves.cli import require_spare
-from ctr_ps.ps_worker.extras.moves.move import FEW_ROWS, MIB, Move
+from ctr_ps.ps_worker.extras.moves.move import FEW_ROWS, MIB, Move, merged
+from ctr_ps.ps_worker.extras.moves.plan import without_server
+from tests.support.local_transport import Answer
 
 SPARE, FIRST = "ps-2:1", "ps-0:1"
 
@@ -50,6 +53,49 @@ def test_a_spare_of_the_same_job_is_taken_with_a_log_or_without() -> None:
 def test_a_server_of_another_kind_is_refused_by_name(spare: MapState, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         require_spare(SPARE, spare, state(FIRST))
+
+
+def test_a_command_plans_by_the_map_to_which_the_move_before_has_led(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "PAUSE_S", 0.0)
+    before = replace(state(FIRST), server=0)
+    after = replace(before, shard_map=replace(before.shard_map, epoch=2))
+    answers = [replace(before, move="other"), after]
+
+    class Servers:
+        shard_map = before.shard_map
+
+        def call(self, *_: Any, **_options: Any) -> Answer[MapState]:
+            found = answers.pop(0) if len(answers) > 1 else after
+            return Answer(lambda: found)
+
+        def use(self, shard_map: ShardMap) -> None:
+            self.shard_map = shard_map
+
+    servers = Servers()
+    cli._wait_for_another(servers)
+    assert servers.shard_map.epoch == 2
+
+
+def test_no_rows_move_between_servers_that_stay_where_balance_needs_none() -> None:
+    """The heaviest places of the server that leaves are given away first."""
+    shard_map = ShardMap.of(3, ("a:1", "b:1", "c:1"))
+    rows = [0] * NUM_PLACES
+    # Places 0, 3, ... are of server 0.
+    rows[:9] = [5, 5, 9, 5, 5, 3, 0, 0, 3]  # 9, 3 and 3 leave server 2
+
+    after = without_server(shard_map, 2, rows)
+
+    assert [after.owners[each] for each in (0, 3, 1, 4)] == [0, 0, 1, 1]
+
+
+def test_the_cut_has_all_that_has_come_to_any_server() -> None:
+    def cut(step: int, *pushes: int) -> Cut:
+        seen = {worker: SeenPushes(incarnation=7, pushes=of) for worker, of in enumerate(pushes)}
+        return Cut(step=step, seen=seen)
+
+    assert merged([cut(4, 2, 9), cut(5, 3), cut(3, 1, 8)]) == cut(5, 3, 9)
 
 
 @pytest.mark.parametrize(
