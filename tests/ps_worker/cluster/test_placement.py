@@ -114,6 +114,43 @@ def test_a_map_that_another_server_has_is_known_while_the_first_is_away() -> Non
     assert servers.told == [(2, EndMove(token="X", is_committed=True))]
 
 
+def test_an_old_map_of_another_server_does_not_count_while_the_first_is_away() -> None:
+    """The first one may have ended the move: a caller waits for it, and is not refused."""
+    servers = Servers(ends_it=False)
+    placement = Placement(servers, chunk_bytes=100)
+    servers.states = [replace(STATE, server=1, move="X")]
+
+    with pytest.raises(TransportError):
+        placement.newer(placement.routing, WrongServerError("of epoch 2"))
+
+    assert (placement.epoch, servers.told) == (1, [])
+
+
+def test_of_two_newer_maps_the_newest_is_used_in_the_end() -> None:
+    """Whoever knows the older one may be late."""
+    servers = Servers(ends_it=False)
+    placement = Placement(servers, chunk_bytes=100)
+    is_late, goes_on, use = threading.Event(), threading.Event(), servers.use
+
+    def use_late(shard_map: ShardMap) -> None:
+        if shard_map.epoch == 2:
+            is_late.set()
+            goes_on.wait(30)
+        use(shard_map)
+
+    servers.use = use_late
+    older = threading.Thread(target=placement._takes, args=(AFTER,), daemon=True)
+    older.start()
+    assert is_late.wait(30)
+    newer = threading.Thread(target=placement._takes, args=(replace(BEFORE, epoch=3),), daemon=True)
+    newer.start()
+    newer.join(0.1)  # it waits for the other one
+    goes_on.set()
+    older.join(30)
+    newer.join(30)
+    assert (placement.epoch, servers.shard_map.epoch) == (3, 3)
+
+
 def test_a_call_does_not_wait_for_another_one_that_asks_for_the_newer_map() -> None:
     servers = Servers(ends_it=True)
     placement = Placement(servers, chunk_bytes=100)
