@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr_ps.protos.errors import UnknownChangesError
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import (
@@ -81,6 +83,19 @@ def test_shards_take_turns() -> None:
         push(source, 1000, 4)
 
     assert taken >= set(range(100))
+
+
+def test_a_delta_of_a_table_whose_shards_have_moved_is_refused() -> None:
+    """It would lack the rows of shards that came."""
+    table = SparseTable(SPEC)
+    table.begin_snapshot()
+    table.end_snapshot(saved=True)
+    table.begin_snapshot(changes_only=True)
+    table.end_snapshot(saved=True)
+    table.place(AFTER, 0)
+
+    with pytest.raises(UnknownChangesError):
+        table.begin_snapshot(changes_only=True)
 
 
 def move(source: SparseTable, target: SparseTable, shards: frozenset[int], max_rows: int) -> int:

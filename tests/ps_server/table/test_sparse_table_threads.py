@@ -127,6 +127,28 @@ def test_subscriber_that_takes_while_others_push_misses_no_change(region_bytes: 
 
 
 @pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
+def test_move_that_takes_while_others_push_misses_no_change(region_bytes: int) -> None:
+    """What it took last of each row is the row as it is in the end."""
+    table = new_table(region_bytes)
+    table.begin_move(table.shards)
+    shards = frozenset(table.shards)
+    seen: dict[int, float] = {}
+
+    def take() -> int:
+        ((rows, removed),) = table.take_moved(shards, 500)
+        assert not removed.size
+        assert (rows.weights == rows.weights[:, :1]).all(), "a row was read while it was written"
+        seen.update(zip(rows.keys.tolist(), rows.weights[:, 0].tolist(), strict=True))
+        return rows.keys.size
+
+    counts = while_pushing(table, take, num_threads=2)
+    while take() == 500:
+        pass
+
+    assert seen == {int(ALL_KEYS[i]): -float(counts[i]) for i in np.flatnonzero(counts)}
+
+
+@pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
 def test_evicting_while_others_push_removes_small_rows_alone(region_bytes: int) -> None:
     """Rows of zeros come and go between those that are pushed."""
     table = new_table(region_bytes, num_subscribers=1)
