@@ -107,15 +107,16 @@ def test_a_file_that_is_given_back_while_others_wait_is_trained(files: list[Path
     store = store_of_joined()
     mine, others = dealt(store, files, 0), dealt(store, files, 1)
     pusher = Pusher(store, 0)
-    rest = others.batches()
-    rows = Pusher(store, 1).train(rest, 1)
-    rows += pusher.train(mine.batches())
-    assert sorted(rows) == [0, 1, *numbers_of(1, 2)]
+    own, rest = mine.batches(), others.batches()
+    rows = pusher.train(own, 1)
+    rows += Pusher(store, 1).train(rest, 1)  # where it goes on is known only later
+    rows += pusher.train(own)
+    assert sorted(rows) == [*numbers_of(0), 10, 11, *numbers_of(2)]
 
     store.leave(1, step=0)
 
     assert mine.wait()
-    assert pusher.train(mine.batches()) == [2, 3, 4]
+    assert pusher.train(mine.batches()) == [12, 13, 14]
     assert not mine.wait()
 
 
