@@ -209,7 +209,7 @@ def test_time_for_which_a_move_held_calls_before_does_not_count(servers):
     assert moves.overdue(0.2 * HELD_S) == requests.EndMove(token=move.token, is_committed=False)
 
 
-def test_a_driver_gets_no_part_that_is_larger_than_a_message(servers, monkeypatch):
+def test_a_part_fits_a_message_and_is_given_again_where_its_answer_was_lost(servers, monkeypatch):
     monkeypatch.setattr("ctr_ps.ps_server.rpc.moves.CHUNK_BYTES", 1000)
     servers.begin()
     servers.push(0)
@@ -219,9 +219,10 @@ def test_a_driver_gets_no_part_that_is_larger_than_a_message(servers, monkeypatc
     take = requests.TakeMoved(
         token=move.token, number=1, server=0, max_bytes=10_000, with_counts=False
     )
-    taken = servers.transport.call(1, calls.TAKE_MOVED, take).result()
-    assert 0 < taken.moved.num_bytes <= 1000
-    assert not taken.is_all
+    first, again = (servers.transport.call(1, calls.TAKE_MOVED, take).result() for _ in range(2))
+    assert 0 < first.moved.num_bytes <= 1000
+    assert not first.is_all
+    assert first.moved.rows[0].keys.tolist() == again.moved.rows[0].keys.tolist()
 
 
 def test_a_load_that_has_not_come_to_all_servers_ends_the_move(servers, tmp_path: Path):
@@ -342,6 +343,7 @@ def test_a_server_takes_over_no_job_that_it_cannot_read(servers, records):
     with pytest.raises(ProtocolError, match="the state of a job"):
         move.run()
     assert servers.handlers[SPARE].moves.get_map().server is None
+    assert not servers.handlers[SPARE].engine.job.has_left  # it can be added by another move
     servers.push(0)
     assert servers.weights() == {1.0: KEYS.size}
 
