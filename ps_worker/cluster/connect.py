@@ -14,7 +14,7 @@ from ctr_ps.protos.errors import (
     UsageError,
 )
 from ctr_ps.protos.format import require_format
-from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
+from ctr_ps.protos.placement import FIRST_EPOCH, NO_SERVER, ShardMap
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
@@ -132,32 +132,43 @@ def _look(
 ) -> tuple[dict[int, TransportError], ShardMap | None]:
     """Asks servers who they are; returns those that did not answer within `wait_s`, and the first one's map.
 
-    Raises ProtocolError if one is not the server that its place in the list says, or has another format.
+    They are judged by that map: a machine of the list may have left, and wait to be added again. Without it,
+    one that does not fit counts as one that did not answer.
+
+    Raises ProtocolError if one is not the server that its place in the map says, or has another format.
     """
     calls = {server: transport.call(server, GET_STATUS, None, ready_s=wait_s) for server in servers}
-    asked = transport.call(0, GET_MAP, None, ready_s=wait_s)
-    failures = {}
+    failures: dict[int, TransportError] = {}
+    shard_map = transport.shard_map
+    newest = None
+    try:
+        newest = transport.call(0, GET_MAP, None, ready_s=wait_s).result().shard_map
+    except TransportError as failure:
+        failures[0] = failure
+    if newest is not None and newest.epoch > shard_map.epoch:
+        return {}, newest
     for server, call in calls.items():
         try:
             status = call.result()
         except TransportError as failure:
             failures[server] = failure
             continue
-        shard_map = transport.shard_map
         require_format(status.format, f"server {shard_map.endpoint_of(server)}")
         if status.server_index != server or (
             shard_map.epoch == FIRST_EPOCH == status.shard_map_epoch
             and status.num_servers != shard_map.num_servers
         ):
-            raise ProtocolError(
-                f"{shard_map.endpoint_of(server)} is server {status.server_index} of "
-                f"{status.num_servers}, but server {server} of {shard_map.num_servers} in this worker's "
-                "list: give all processes the same list of servers"
+            is_spare = status.server_index == NO_SERVER % 2**32
+            other = f"is server {status.server_index} of {status.num_servers}"
+            why = (
+                f"{shard_map.endpoint_of(server)} {'waits to be added' if is_spare else other}, but "
+                f"server {server} of {shard_map.num_servers} in this worker's list: give all processes the "
+                "same list of servers"
             )
-    try:
-        return failures, asked.result().shard_map
-    except TransportError as failure:
-        return {0: failure, **failures}, None
+            if newest is not None:
+                raise ProtocolError(why)
+            failures[server] = TransportError(why)
+    return failures, newest
 
 
 def _why(transport: Transport, server: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from ctr_ps.protos.errors import ProtocolError, RecoveringError, TransportError
 from ctr_ps.protos.format import FORMAT
-from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.placement import NO_SERVER, NUM_PLACES, ShardMap
 from ctr_ps.protos.store import ServerStatus, Staleness, StoreStatus
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS, Call
@@ -164,6 +164,24 @@ def test_servers_of_a_newer_map_are_waited_for_in_place_of_the_list() -> None:
 
     assert servers.shard_map is servers.newest
     assert servers.now == 5.0
+
+
+@pytest.mark.parametrize("up_at", [0.0, 5.0], ids=["first-is-there", "first-comes-later"])
+def test_server_of_the_list_that_waits_to_be_added_again_is_not_asked_for(up_at: float) -> None:
+    servers = Servers([up_at, 0.0], [(0, 1), (NO_SERVER % 2**32, 1)])
+    servers.newest = ShardMap(3, (0,), (0,) * NUM_PLACES, ("ps-0:1",))
+
+    servers.wait(60.0)
+
+    assert servers.shard_map is servers.newest
+    assert servers.now == up_at
+
+
+def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() -> None:
+    servers = Servers([0.0, 0.0], [(0, 2), (NO_SERVER % 2**32, 1)])
+
+    with pytest.raises(ProtocolError, match=r"^ps-1:1 waits to be added, but server 1 of 2 in "):
+        servers.wait(60.0)
 
 
 def test_first_server_that_is_away_again_is_waited_for() -> None:
