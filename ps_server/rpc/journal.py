@@ -54,13 +54,17 @@ class CompletedState:
 
     # what shrinks were answered, by worker and number of the shrink
     shrinks: Mapping[int, Mapping[int, Mapping[str, Shrunk]]] = field(default_factory=dict)
-    # incarnation and number of loads, by worker
+    # incarnation and number of loads, by worker, in the order in which they were carried out
     loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Returns a digest of which calls these are."""
-        shrinks = {worker: sorted(by_number) for worker, by_number in sorted(self.shrinks.items())}
-        loads = {worker: sorted(each) for worker, each in sorted(self.loads.items())}
+        """Returns a digest of the last shrink and load of each worker.
+
+        One before them may have failed on some servers, and was given again under another number.
+        """
+        # A process in another's place comes to its shrinks again: they may be in another order here.
+        shrinks = {worker: max(each) for worker, each in sorted(self.shrinks.items()) if each}
+        loads = {worker: each[-1] for worker, each in sorted(self.loads.items()) if each}
         return hashlib.sha256(repr((shrinks, loads)).encode()).hexdigest()
 
 

@@ -3,13 +3,20 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import CtrPsError, ProtocolError, TransportError, WrongServerError
+from ctr_ps.protos.errors import (
+    CheckpointError,
+    CtrPsError,
+    ProtocolError,
+    TransportError,
+    WrongServerError,
+)
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
@@ -17,6 +24,7 @@ from ctr_ps.protos.store.moves import Cut, LogRecord, Phase
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_server.rpc.moves import HELD_S
 from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.extras.moves import move as moving
 from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_server
 from tests.support.local_transport import Answer
@@ -233,6 +241,32 @@ def test_a_load_that_has_not_come_to_all_servers_ends_the_move(servers, tmp_path
     ended = straddle(servers, "Load", lambda: servers.client.load(str(tmp_path / "model")))
     assert "was ended" in str(ended)
     assert servers.weights() == {1.0: KEYS.size}
+
+
+@pytest.mark.parametrize("name", ["Load", "Shrink"])
+def test_a_call_that_failed_on_one_server_and_was_given_again_keeps_no_shards_from_moving(
+    servers, tmp_path: Path, monkeypatch, name: str
+):
+    monkeypatch.setattr(moving, "HOLD_S", 0.0)
+    servers.begin()
+    servers.push(0)
+    servers.client.save(SaveRequest(url=str(tmp_path / "model")))
+    load = partial(servers.client.load, str(tmp_path / "model"))
+    call = load if name == "Load" else servers.client.shrink
+
+    def fail(endpoint: str, call: Any, argument: Any) -> None:
+        if call.name == name and endpoint == "s1:1":
+            raise CheckpointError("the storage is away")
+
+    servers.transport.before = fail
+    with pytest.raises(CheckpointError):
+        call()
+    with pytest.raises(ProtocolError, match="has not come to all servers"):
+        servers.exchange().run()
+    servers.transport.before = lambda *_: None
+    call()
+    servers.exchange().run()
+    assert [epoch for epoch, _ in maps(servers)] == [2, 2]
 
 
 def test_a_shrink_that_has_not_come_to_all_servers_is_waited_for(servers):
