@@ -154,10 +154,16 @@ def test_pushes_and_pulls_of_many_threads_go_on_through_moves():
         assert min(counts) > 5
 
 
-def test_candidates_and_statistics_move():
+@pytest.mark.parametrize(
+    ("counter", "num_known"),
+    [({}, 100), ({"counter": "bloom", "expected_keys": 10_000}, 0)],
+    ids=["exact", "bloom"],
+)
+def test_candidates_and_statistics_move(counter, num_known):
+    admission = AdmissionSpec(threshold=3, **counter)
     with cluster(num_servers=2, num_workers=1) as servers:
         client = servers.client()
-        client.create_table(COUNTED)
+        client.create_table(replace(COUNTED, admission=admission))
         keys = np.arange(100, dtype=np.uint64)
 
         def push(sequence: int) -> None:
@@ -168,9 +174,9 @@ def test_candidates_and_statistics_move():
 
         push(0)
         push(1)
-        assert client.status().tables["counted"].candidates == 100
+        assert client.status().tables["counted"].candidates == num_known
         add(driver(servers), servers.start_spare())
-        assert client.status().tables["counted"].candidates == 100
+        assert client.status().tables["counted"].candidates == num_known
         push(2)
         found = client.status().tables["counted"]
         assert (found.rows, found.candidates) == (100, 0)
