@@ -21,7 +21,7 @@ from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
 from ctr_ps.protos.wire.requests import Join
 from ctr_ps.protos.wire.security.credentials import TLS_CA
 from ctr_ps.ps_worker.cluster.client import ClusterClient
-from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.cluster.grpc_transport import ASLEEP_S, Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.joined_worker import ABORT_S, abort_on_each
 from ctr_ps.ps_worker.cluster.placement import settle
 from ctr_ps.ps_worker.cluster.transport import Transport
@@ -95,8 +95,11 @@ def wait_for_servers(
     progress: dict[int, int] = {}
     while True:
         looked = clock()
-        left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
-        failures, newest = _look(transport, missing, min(look_s, left_s))
+        wait_s = min(look_s, max(start + limit_s - looked, _SHORTEST_LOOK_S))
+        failures, newest = _look(transport, missing, wait_s)
+        late_s = clock() - looked - wait_s
+        if late_s > ASLEEP_S:
+            start += late_s
         if newest is not None and newest.epoch > transport.shard_map.epoch:
             transport.use(newest)
             settle(transport)

@@ -51,7 +51,7 @@ _GONE_S = 30.0
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
 
-_ASLEEP_S = 5.0
+ASLEEP_S = 5.0
 """A deadline that is told later than this was slept through: this process or its machine was stopped."""
 
 SENDS_AGAIN = "sends-again"
@@ -199,7 +199,7 @@ class _Answer(Generic[A]):
             return
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
         late_s = transport.clock() - self._sent_at - self._timeout_s
-        was_asleep = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED and late_s > _ASLEEP_S
+        was_asleep = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED and late_s > ASLEEP_S
         if failure.code() not in _GONE and asked_s is None and not was_asleep:
             self.fail(error)
             return

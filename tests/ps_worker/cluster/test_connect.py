@@ -184,6 +184,20 @@ def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() ->
         servers.wait(60.0)
 
 
+def test_time_for_which_this_process_was_stopped_is_not_waited() -> None:
+    servers = Servers([100.0])
+    call = servers.call
+
+    def away() -> ServerStatus:
+        servers.now, servers.call = 150.0, call  # the process goes on
+        raise TransportError("ps-0:1 refused")
+
+    servers.call = lambda *_, **__: Answer(away)
+    servers.wait(60.0)
+
+    assert servers.now == 150.0
+
+
 def test_first_server_that_is_away_again_is_waited_for() -> None:
     servers = Servers([0.0, 9.0])
 
