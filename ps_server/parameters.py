@@ -83,6 +83,7 @@ class Parameters:
         self._server_index = server_index
         self._shard_map = shard_map
         self._next_map: ShardMap | None = None  # that a move leads to
+        self._turn = 0  # of a table in the parts of a move
         self._counts_to_move: dict[int, Iterator[Moved]] = {}  # by target
         self._moved_blocks: dict[str, list[tuple[int, BlockState]]] = {}
         self._clock = clock
@@ -502,7 +503,9 @@ class Parameters:
         meanwhile.
         """
         rows: list[MovedRows] = []
-        for name, table in self._all_tables().items():
+        tables = list(self._all_tables().items())
+        turn = self._turn % max(1, len(tables))
+        for number, (name, table) in enumerate(tables[turn:] + tables[:turn], turn + 1):
             room = max(1, max_bytes // table.new_row_bytes)
             taken = table.take_moved(self._shards_for(server, table), room)
             for (found, removed), are_candidates in zip(taken, (False, True), strict=False):
@@ -511,6 +514,7 @@ class Parameters:
                     max_bytes -= size * table.new_row_bytes
                     room -= size
             if not room:
+                self._turn = number  # the others come first next time
                 return Taken(moved=Moved(rows), is_all=False)
         if rows or not with_counts:
             return Taken(moved=Moved(rows), is_all=not with_counts)

@@ -420,3 +420,49 @@ def test_a_server_that_was_away_at_the_end_is_told_by_who_calls_it(servers):
     is_away = False
     assert servers.weights() == {1.0: KEYS.size}  # reads do not wait for the end of a move
     assert [epoch for epoch, _ in maps(servers)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "is_committed"),
+    [(("PrepareMove", "s1:1"), False), (("EndMove", "s1:1"), True)],
+    ids=["before the commit point", "after it"],
+)
+def test_a_move_that_is_interrupted_says_how_it_ended(
+    servers: MovingServers, interrupted: tuple[str, str], is_committed: bool
+) -> None:
+    servers.begin()
+    move = servers.exchange()
+
+    def interrupt(endpoint: str, call: calls.Call[Any, Any], _: Any) -> None:
+        if (call.name, endpoint) == interrupted:
+            move._transport.before = lambda *_: None
+            raise KeyboardInterrupt
+
+    move._transport.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        move.run()
+
+    assert move.is_committed is is_committed
+    assert servers.handlers["s0:1"].engine.shard_map.epoch == 1 + is_committed
+
+
+def test_rows_that_come_after_the_plan_are_copied_while_all_train(servers: MovingServers) -> None:
+    servers.begin()
+    move, sequence = servers.exchange(), iter(range(100))
+    held: list[int] = []
+
+    def train(_: str, call: calls.Call[Any, Any], argument: Any) -> None:
+        if call.name == "BeginMove" and not held:
+            held.append(0)
+            for start in range(0, 300_000, 50_000):
+                keys = np.arange(start, start + 50_000, dtype=np.uint64)
+                grad = SparseGrad(keys, np.ones((keys.size, 1), np.float32), 1)
+                gradients = Gradients(sparse={SPEC.name: grad}, dense={})
+                servers.client.push_grad(gradients, push_id(sequence=next(sequence))).result()
+        if call.name == "HoldMove":
+            move._transport.before = lambda *_: held.append(move.progress.copied_rows)
+
+    move._transport.before = train
+    move.run()
+
+    assert held[1] == 300_000

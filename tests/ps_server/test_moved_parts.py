@@ -81,3 +81,26 @@ def test_no_part_is_larger_than_was_asked_for(what: str) -> None:
     assert max(sizes) <= PART_BYTES + HEADERS
     for ours, theirs in zip(contents(target), contents(source), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_table_that_changes_all_the_time_does_not_hold_up_others() -> None:
+    source = store_with(COUNTED)
+    source.create_table(replace(COUNTED, name="cold"))
+    push(source)
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    cold = SparseGrad(
+        keys, np.ones((NUM_KEYS, 1), np.float32), 1, np.ones((NUM_KEYS, 2), np.uint32)
+    )
+    source.push_grad(Gradients({"cold": cold}), push_id(sequence=1)).result()
+    source.engine.parameters.begin_move(AFTER)
+
+    taken: dict[str, int] = {}
+    while taken.get("cold", 0) < source.engine.parameters.table("cold").rows_of_shards()[1][1]:
+        taking = source.engine.parameters.take_moved(1, PART_BYTES, with_counts=False)
+        for rows in taking.moved.rows:
+            taken[rows.table] = taken.get(rows.table, 0) + rows.keys.size
+        hot = SparseGrad(keys, np.ones((NUM_KEYS, 1), np.float32), 1, cold.counts)
+        source.push_grad(
+            Gradients({WIDE.name: hot}), push_id(sequence=1 + sum(taken.values()))
+        ).result()
+        assert taken.get(WIDE.name, 0) < 2 * NUM_KEYS, taken

@@ -159,6 +159,13 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
             transport.close()
 
 
+_HOW_IT_ENDED = {
+    False: "nothing has moved: the job goes on as before",
+    True: "the shards have moved; servers that were not told yet are told by the workers",
+    None: "it is not known whether the shards have moved: look at the status",
+}
+
+
 def _move(
     context: typer.Context,
     plan: Callable[[ShardMap, list[int]], ShardMap],
@@ -188,7 +195,7 @@ def _move(
             move.run()
         except (CtrPsError, KeyboardInterrupt) as error:
             if not isinstance(error, UsageError):  # which says that it is not known
-                typer.echo("nothing has moved: the job goes on as before", err=True)
+                typer.echo(_HOW_IT_ENDED[move.is_committed], err=True)
             raise
         done = move.progress
         typer.echo(

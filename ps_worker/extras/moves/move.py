@@ -107,6 +107,7 @@ class Move:
         self._next_sign = 0.0
         self._num_held = 0
         self._tell = tell
+        self.is_committed: bool | None = False  # None: it is not known
         self.progress = Progress(num_moved(self._old, next_map, rows_of(states)))
 
     def run(self) -> None:
@@ -134,15 +135,20 @@ class Move:
             # The first server before others: so a move that they know, and it does not, has ended.
             self._transport.call(0, calls.BEGIN_MOVE, begin).result()
             self._to_all(calls.BEGIN_MOVE, begin)
+            # Again: new kernels may have taken long.
+            self.progress.rows = num_moved(self._old, self._after, rows_of(self._states()))
             self._copy()
             self._hold()
             self._copy_rest()
             self._prepare()
+            self.is_committed = None
             self._transport.call(0, calls.END_MOVE, self._end(is_committed=True)).result()
         except BaseException as error:
             # The first server may have ended it by the new map, and its answer be lost.
-            if not self._is_committed(error):
+            self.is_committed = self._ended_by_new_map(error)
+            if not self.is_committed:
                 raise
+        self.is_committed = True
         self.progress.pause_s = time.monotonic() - self._held_at
         others = [server for server in self._all if server != 0]
         ending = [
@@ -155,7 +161,7 @@ class Move:
             logger.warning("a server has not ended the move yet: %s", error)
         self._transport.use(after)
 
-    def _is_committed(self, error: BaseException) -> bool:
+    def _ended_by_new_map(self, error: BaseException) -> bool:
         """Ends the move by the old map, if the first server has not ended it; returns whether it has."""
         try:
             self._transport.call(0, calls.END_MOVE, self._end(is_committed=False)).result()
@@ -217,7 +223,8 @@ class Move:
         """
         copied = 0
         left = deque(self._pairs)
-        while left and (with_counts or copied <= self.progress.rows):
+        most = max(self.progress.rows, FEW_ROWS)
+        while left and (with_counts or copied <= most):
             began = time.monotonic()
             source, target = left.popleft()
             taken = self._take(source, target, with_counts=with_counts)
@@ -296,12 +303,17 @@ class Move:
         ]
         return results_of_all_ended(pending)
 
-    def _look_at_specs(self) -> None:
-        states = [
-            self._transport.call(server, calls.GET_MAP, None).result()
+    def _states(self) -> dict[int, MapState]:
+        return {
+            server: self._transport.call(server, calls.GET_MAP, None).result()
             for server in self._old.servers
-        ]
-        on_all = set.intersection(*({spec.name for spec in each.tables} for each in states))
+        }
+
+    def _look_at_specs(self) -> None:
+        states = self._states()
+        on_all = set.intersection(
+            *({spec.name for spec in each.tables} for each in states.values())
+        )
         state = states[0]
         self._tables = {spec.name: spec for spec in state.tables if spec.name in on_all}
         self._blocks = {spec.name: spec for spec in state.blocks}
