@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError, WrongServerError
+from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.runtime.environment import memory_error_of
@@ -89,8 +89,6 @@ class Coordinator:
         self.on_failure = on_failure
         # whether a job that has failed can go on from the servers' update logs
         self.can_resume = False
-        # whether its server is in the shard map no more: leases end elsewhere, nobody is to wait here
-        self.has_left = False
         self._members = Membership(members)
         self._steps = StepAggregator(self._members)
         self._waited_s: dict[str, float] = {}  # for workers that others miss, by place
@@ -130,8 +128,6 @@ class Coordinator:
             )
 
         def poll() -> Callable[[], Joined] | None:
-            if self.has_left:
-                return partial(raise_error, WrongServerError("the shards here have moved away"))
             try:
                 return joined if self._members.may_join(member) else None
             except ProtocolError as error:
@@ -284,6 +280,10 @@ class Coordinator:
         with self._calls.lock:
             is_applied = self._steps.num_complete == self._steps.version
             return self._members.all_left and (is_applied or bool(self.failure))
+
+    def move_away(self) -> None:
+        """The store is in the shard map no more: leases end elsewhere, nobody is to wait here."""
+        self._calls.move_away()
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""

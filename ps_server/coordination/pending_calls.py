@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from ctr_ps.protos.errors import AbortedError, NoMemoryError, WaitTimeoutError
+from ctr_ps.protos.errors import (
+    AbortedError,
+    NoMemoryError,
+    WaitTimeoutError,
+    WrongServerError,
+)
 from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.store import Future
 from ctr_ps.ps_server.coordination.arrivals import Answer, Arrivals
@@ -86,13 +91,14 @@ class PendingCalls:
         self._queues = (self.for_version, self.for_clocks, self._for_any_change)
         self.failure = ""  # why the job has ended before its time; empty: it has not
         self.lacks_memory = False  # whether it has failed since this process has no memory left
+        self._has_left = False  # whether this process has no shards any more
 
     @contextmanager
     def change(self, *, even_if_failed: bool = False) -> Iterator[None]:
         """Holds the lock for an event; then, without it, answers the calls that are ready."""
         with self.lock:
             if not even_if_failed:
-                self.require_no_failure()
+                self._require_job()
             yield
             answers = self.take_ready()
         answer_all(answers)
@@ -115,7 +121,7 @@ class PendingCalls:
         with self.lock:
             answer = poll()
             if answer is None:
-                self.require_no_failure()
+                self._require_job()
                 future: WaitingFuture[T] = WaitingFuture(
                     self.wait_limit_s, lambda given_up: self._give_up(waiting, given_up, describe)
                 )
@@ -142,11 +148,28 @@ class PendingCalls:
         with self.lock:
             is_first = not self.failure
             self.failure = self.failure or failure
-            futures = [future for queue in self._queues for future in queue.take_all()]
-            futures += self._arrivals.take_all()
+            futures = self._take_all()
         for future in futures:
             future.answer_with(self.require_no_failure)
         return is_first
+
+    def move_away(self) -> None:
+        """The job goes on elsewhere: every call that waits is refused, and so are those that would wait."""
+        with self.lock:
+            self._has_left = True
+            futures = self._take_all()
+        for future in futures:
+            future.answer_with(self._require_job)
+
+    def _take_all(self) -> list[WaitingFuture[Any]]:
+        futures = [future for queue in self._queues for future in queue.take_all()]
+        return [*futures, *self._arrivals.take_all()]
+
+    def _require_job(self) -> None:
+        """Raises WrongServerError if the job has moved away; otherwise as `require_no_failure`."""
+        self.require_no_failure()
+        if self._has_left:
+            raise WrongServerError("the shards here have moved away")
 
     def require_no_failure(self) -> None:
         """Raises AbortedError if the job has ended before its time, NoMemoryError if it lacked memory."""

@@ -395,9 +395,11 @@ class Moves:
             drops = threading.Thread(target=self._engine.parameters.drop_others, name="drops")
             self._dropping = drops
             drops.start()
-        self._release()
         index, servers = self._engine.owner.server_index, self._engine.shard_map.servers
-        self._engine.job.has_left = request.is_committed and index not in servers
+        has_left = request.is_committed and index not in servers
+        if has_left:
+            self._engine.job.move_away()
+        self._release()
         self._engine.job.pushes.look_again()
         logger.info(
             "move ended token=%s committed=%s epoch=%d",
@@ -405,7 +407,7 @@ class Moves:
             request.is_committed,
             self._engine.shard_map.epoch,
         )
-        if self._engine.job.has_left:
+        if has_left:
             self.on_drained()
 
     def _commit(self, move: _Move, prepared: requests.PrepareMove) -> None:

@@ -19,7 +19,7 @@ from ctr_ps.protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ctr_ps.protos.store import Lease, Missing, WorkerLoss
+from ctr_ps.protos.store import Lease, Missing, ReduceOp, WorkerLoss
 from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, PUSH_GRAD, PUSH_PULL
 from ctr_ps.protos.wire.requests import BeginMove, EndMove, PushGrad
 from ctr_ps.ps_server.engine.journal import Journal
@@ -395,6 +395,31 @@ def test_a_push_whose_server_has_left_follows_its_shards(monkeypatch, with_pulls
 
         found = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result().rows["wide"]
         np.testing.assert_array_equal(found, np.ones_like(found))
+
+
+@pytest.mark.parametrize("reduces", [False, True], ids=["barrier", "all-reduce"])
+def test_workers_wait_for_each_other_while_a_server_is_drained(reduces):
+    with cluster(num_servers=2, num_workers=2) as servers:
+        client = servers.client()
+        declare(client)
+
+        def arrive(worker: int):
+            if reduces:
+                return client.all_reduce("r", worker, np.ones(3), ReduceOp.SUM, step=0)
+            return client.barrier("b", worker, step=0)
+
+        first = arrive(0)
+        waiting = servers.stores[1].engine.job.waiting
+        wait_until(lambda: len(waiting()) == 1)
+        transport = driver(servers)
+        moved(transport, without_server(transport.shard_map, 1, weights_of(states_of(transport))))
+        assert not waiting()
+        found = arrive(1), first  # the first one asks for the map when it is looked at
+        if not reduces:
+            assert [each.result() for each in found] == [0, 0]
+            return
+        for each in found:
+            np.testing.assert_array_equal(each.result().values, np.full(3, 2.0))
 
 
 def test_a_table_that_is_declared_during_a_move_is_on_all_servers_of_the_new_map():

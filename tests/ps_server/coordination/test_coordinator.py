@@ -182,16 +182,32 @@ def test_server_that_knows_nobody_is_not_drained() -> None:
     assert isinstance(wiped.pushes.when_drained(cut, lambda: ""), WaitingFuture)
 
 
-def test_nobody_waits_for_a_place_at_a_server_whose_shards_have_moved_away() -> None:
-    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=1)
-    other = replace(member(0), incarnation=INCARNATION + 1)
-    asking = workers.join(other, {}, None, only_asks=True)
-    assert isinstance(asking, WaitingFuture)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda workers: workers.join(
+            replace(member(0), incarnation=INCARNATION + 1), {}, None, only_asks=True
+        ),
+        lambda workers: workers.rendezvous.barrier("b", 0, step=0),
+        lambda workers: workers.rendezvous.all_reduce("r", 0, np.ones(1), ReduceOp.SUM, step=0),
+        lambda workers: workers.rendezvous.advance(0, 1, at_least=1),
+        lambda workers: workers.rendezvous.take("e", 0, received=0),
+        lambda workers: workers.pushes.when_applied(1),
+    ],
+    ids=["join", "barrier", "all-reduce", "advance", "take", "version"],
+)
+def test_nobody_waits_at_a_server_whose_shards_have_moved_away(
+    call: Callable[[Coordinator], Future[object]],
+) -> None:
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    waits = call(workers)
+    assert isinstance(waits, WaitingFuture)
 
-    workers.has_left = True
-    workers.pushes.look_again()
+    workers.move_away()
     with pytest.raises(WrongServerError, match="moved away"):
-        asking.result()
+        waits.result(0.0)
+    with pytest.raises(WrongServerError, match="moved away"):
+        call(workers)
 
 
 def test_cut_of_a_move_has_no_steps_of_pushes_on_arrival() -> None:
