@@ -172,6 +172,7 @@ class Supervisor:
         self._has_losses = False
         self._refused: _Failure | None = None
         self._suspect: _Failure | None = None
+        self._lost_spare: _Failure | None = None
         self._timers = _Timers()
 
     def next_time(self) -> float:
@@ -224,7 +225,11 @@ class Supervisor:
         if self._is_loss(failure):
             return self._lost(failure, now)
         if name in self._spares:
-            decision = self._follow(failure, now)
+            if failure.is_kill() and self._policy.durability == "checkpoint":
+                self._lost_spare = failure
+                decision: Decision = _end(failure)
+            else:
+                decision = self._follow(failure, now)
             return (
                 Warn(f"{decision.reason}: unless it was added, the others go on without it")
                 if isinstance(decision, End)
@@ -234,6 +239,8 @@ class Supervisor:
         is_lost_server = returncode == TransportError.exit_code and self._policy.max_restarts
         if returncode != AbortedError.exit_code and not is_lost_server:
             return self._follow(failure, now)
+        if is_lost_server and self._lost_spare is not None:
+            self._suspect = self._lost_spare  # it was added
         self._suspect = self._suspect or failure
         if not self._running:
             return self._follow(self._suspect, now)

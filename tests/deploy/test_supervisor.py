@@ -17,7 +17,7 @@ from ctr_ps.deploy.supervisor import (
     Supervisor,
     Warn,
 )
-from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.errors import AbortedError, NoMemoryError, ProtocolError, TransportError
 
 SERVERS, WORKERS = ["pserver.0", "pserver.1"], ["trainer.0", "trainer.1"]
 KILLED, CRASHED, TERMINATED = -signal.SIGKILL, -signal.SIGSEGV, 143
@@ -58,6 +58,32 @@ def test_a_spare_that_is_not_started_again_leaves_the_others_alone(code: int) ->
     assert isinstance(warning, Warn)
     assert "spare.0" in warning.text
     assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
+@pytest.mark.parametrize("code", [KILLED, NoMemoryError.exit_code])
+def test_a_job_is_started_again_for_a_spare_only_if_workers_miss_it(code: int) -> None:
+    """Nobody misses one that was never added."""
+    rules = Supervisor(SERVERS, WORKERS, Policy(max_restarts=1, cause_seconds=5.0), ["spare.0"])
+
+    assert isinstance(rules.handle(Exited("spare.0", code), 0.0), Warn)
+
+    assert rules.restarts == 0
+    assert exits(rules, "trainer.1", code=AbortedError.exit_code, now=90.0) is None
+    assert exits(rules, "trainer.0", code=TransportError.exit_code, now=91.0) is None
+    again = rules.handle(None, 96.0)
+    assert isinstance(again, RestartAll)
+    assert again.reason.startswith("spare.0 ")
+    rules.started()
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
+def test_a_server_that_dies_after_a_spare_is_the_one_that_is_told() -> None:
+    rules = Supervisor(SERVERS, WORKERS, Policy(max_restarts=1), ["spare.0"])
+    rules.handle(Exited("spare.0", KILLED), 0.0)
+
+    assert exits(rules, "trainer.0", code=TransportError.exit_code, now=90.0) is None
+    again = RestartAll(1, "pserver.1 was ended by SIGKILL")
+    assert exits(rules, "pserver.1", code=KILLED, now=90.5) == again
 
 
 def test_servers_that_do_not_exit_end_the_run_at_their_limit() -> None:
