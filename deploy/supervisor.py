@@ -220,6 +220,7 @@ class Supervisor:
     def _failed(self, name: str, returncode: int, now: float) -> Decision | None:
         """A worker that another one or the loss of a server ended may exit before what ended it."""
         self._running.discard(name)
+        self._forget_drained()
         before = f", after {', '.join(self._early)} had exited with code 0" if self._early else ""
         failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
         if self._is_loss(failure):
@@ -323,8 +324,9 @@ class Supervisor:
             return End(1, f"{names} did not exit within {self._server_exit_seconds():g} s")
         if now >= self._timers.notice:
             self._timers.notice = math.inf
+            self._forget_drained()
             if not self._is_over():
-                return Warn(self._notice())
+                return Warn(self._notice()) if self._early else None
             stragglers = ", ".join(self._still_running(self._workers))
             limit_s = self._policy.notice_seconds
             return End(
@@ -333,6 +335,11 @@ class Supervisor:
                 'cluster.on_worker_loss is "continue"',
             )
         return None
+
+    def _forget_drained(self) -> None:
+        """Servers that end well while the first one serves were drained: it cannot be, and ends with all."""
+        if self._servers[0] in self._running:
+            self._early.clear()
 
     def _notice(self) -> str:
         waiting = self._still_running(self._workers)

@@ -98,15 +98,36 @@ def test_servers_that_do_not_exit_end_the_run_at_their_limit() -> None:
 
 def test_workers_that_outlive_servers_are_named_once() -> None:
     rules = supervisor(notice_seconds=10.0)
-    exits(rules, "pserver.1", now=5.0)
+    exits(rules, *SERVERS, now=5.0)
 
     assert rules.next_time() == 15.0
     notice = rules.handle(None, 15.0)
 
     assert notice == Warn(
-        "pserver.1 exited 10 s ago with code 0, but trainer.0, trainer.1 still run"
+        "pserver.0, pserver.1 exited 10 s ago with code 0, but trainer.0, trainer.1 still run"
     )
     assert rules.next_time() == math.inf
+
+
+def test_server_that_was_drained_is_no_early_one() -> None:
+    """The first one is never drained, and still serves."""
+    rules = supervisor(notice_seconds=10.0)
+    exits(rules, "pserver.1", now=5.0)
+    assert rules.handle(None, 15.0) is None
+
+    exits(rules, "pserver.0", now=50.0)
+
+    notice = rules.handle(None, 60.0)
+    assert notice == Warn(
+        "pserver.0 exited 10 s ago with code 0, but trainer.0, trainer.1 still run"
+    )
+
+
+def test_server_that_was_drained_explains_no_failure() -> None:
+    rules = supervisor()
+    exits(rules, "pserver.1")
+
+    assert exits(rules, "trainer.0", code=1) == End(1, "trainer.0 exited with code 1", "trainer.0")
 
 
 def test_no_worker_is_said_to_run_when_all_have_exited() -> None:
