@@ -189,10 +189,15 @@ class Handlers:
             return self._start(call, argument, payload)
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes for a move that is under way."""
-        with self.moves.working:
-            if (end := self.moves.overdue(seconds)) is not None:
+        """Time passes for a move that is under way; waits for no call, such as a load: leases run on."""
+        is_silent = self.moves.working.acquire(blocking=False)
+        try:
+            self.moves.pass_time(seconds, is_silent=is_silent)
+            if is_silent and (end := self.moves.overdue()) is not None:
                 self._carry_out(END_MOVE, end)
+        finally:
+            if is_silent:
+                self.moves.working.release()
 
     def _start(self, call: Call[Q, A], argument: Q, payload: bytes | None) -> Future[A]:
         if isinstance(argument, requests.Join):

@@ -435,16 +435,22 @@ class Moves:
 
     # Time, and a recovery
 
-    def overdue(self, seconds: float) -> requests.EndMove | None:
-        """Time passes; returns how the move is to be ended now, None: it is not."""
+    def pass_time(self, seconds: float, *, is_silent: bool) -> None:
+        """Time passes for the move under way; `is_silent`: no call of its driver is being carried out."""
         with self._lock:
             if (move := self._move) is None:
-                return None
-            move.silent_s += seconds
-            limit_s = SILENT_S + (DRAINED_S if move.phase is Phase.DRAIN else 0.0)
+                return
+            move.silent_s += seconds if is_silent else 0.0
             # While parts of a step are awaited, nobody waits for the move.
             is_held = move.phase is Phase.CLOSE or not self._engine.job.pushes.in_steps
             move.held_s += seconds if move.phase is not None and is_held else 0.0
+
+    def overdue(self) -> requests.EndMove | None:
+        """Returns how the move is to be ended now, None: it is not; needs `working`."""
+        with self._lock:
+            if (move := self._move) is None:
+                return None
+            limit_s = SILENT_S + (DRAINED_S if move.phase is Phase.DRAIN else 0.0)
             is_bound = move.prepared is not None and not self._decides
             if is_bound or (move.silent_s < limit_s and move.held_s < HELD_S):
                 return None

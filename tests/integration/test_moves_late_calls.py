@@ -233,6 +233,23 @@ def test_a_part_fits_a_message_and_is_given_again_where_its_answer_was_lost(serv
     assert first.moved.rows[0].keys.tolist() == again.moved.rows[0].keys.tolist()
 
 
+def test_time_passes_while_a_call_is_carried_out(servers):
+    servers.begin()
+    begun = requests.BeginMove(token="m", shard_map=servers.exchange()._after)
+    servers.transport.call(0, calls.BEGIN_MOVE, begun).result()
+    hold = requests.HoldMove(token="m", number=1, phase=Phase.HOLD, cut=Cut())
+    servers.transport.call(0, calls.HOLD_MOVE, hold).result()
+    handlers = servers.handlers["s0:1"]
+    passing = threading.Thread(target=lambda: handlers.pass_time(HELD_S))
+    with handlers.moves.working:
+        passing.start()
+        passing.join(5.0)
+        assert not passing.is_alive()
+        assert handlers.moves.is_under_way
+    handlers.pass_time(0.0)
+    assert not handlers.moves.is_under_way
+
+
 def test_a_load_that_has_not_come_to_all_servers_ends_the_move(servers, tmp_path: Path):
     servers.begin()
     servers.push(0)
