@@ -89,17 +89,19 @@ def wait_for_servers(
             that recovers; lists them.
         ProtocolError: If a server is not the one that its place in the list says, or has another format.
     """
-    next_log = start = clock()
+    next_log = now = clock()
+    waited_s = 0.0
     missing: Sequence[int] = transport.shard_map.servers
     look_s = FIRST_LOOK_S
     progress: dict[int, int] = {}
     while True:
         looked = clock()
-        wait_s = min(look_s, max(start + limit_s - looked, _SHORTEST_LOOK_S))
+        wait_s = min(look_s, max(limit_s - waited_s - (looked - now), _SHORTEST_LOOK_S))
         failures, newest = _look(transport, missing, wait_s)
-        late_s = clock() - looked - wait_s
-        if late_s > ASLEEP_S:
-            start += late_s
+        before, now = now, clock()
+        # Longer, and this process was stopped.
+        at_most = FIRST_LOOK_S + wait_s + ASLEEP_S
+        waited_s += min(now - before, at_most)
         if newest is not None and newest.epoch > transport.shard_map.epoch:
             transport.use(newest)
             settle(transport)
@@ -110,10 +112,10 @@ def wait_for_servers(
         missing, look_s = sorted(failures), LOOK_S
         for server, failure in failures.items():
             if isinstance(failure, RecoveringError) and failure.progress > progress.get(server, -1):
-                progress[server], start = failure.progress, looked
+                progress[server], waited_s = failure.progress, min(now - looked, at_most)
         shard_map = transport.shard_map
         names = [shard_map.endpoint_of(server) for server in missing]
-        if clock() >= start + limit_s:
+        if waited_s >= limit_s:
             raise TransportError(
                 f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they running, and is "
                 f"the list of endpoints right? Last failure: {_why(transport, missing[-1])}"
