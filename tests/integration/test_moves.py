@@ -509,6 +509,7 @@ def test_a_command_that_is_interrupted_says_where_the_shards_are(monkeypatch):
 
 def test_a_move_ends_though_all_rows_change_all_the_time(monkeypatch):
     monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.PART_BYTES", 1000)
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.FEW_ROWS", 10)
     with cluster(num_servers=2, num_workers=1) as servers:
         client = servers.client()
         declare(client)

@@ -213,8 +213,10 @@ def test_time_for_which_a_move_held_calls_before_does_not_count(servers):
     for number, phase in enumerate((Phase.HOLD, Phase.RELEASE, Phase.HOLD)):
         hold = requests.HoldMove(token=move.token, number=number, phase=phase, cut=Cut())
         servers.transport.call(1, calls.HOLD_MOVE, hold).result()
-        assert moves.overdue(0.9 * HELD_S) is None
-    assert moves.overdue(0.2 * HELD_S) == requests.EndMove(token=move.token, is_committed=False)
+        moves.pass_time(0.9 * HELD_S, is_silent=False)
+        assert moves.overdue() is None
+    moves.pass_time(0.2 * HELD_S, is_silent=False)
+    assert moves.overdue() == requests.EndMove(token=move.token, is_committed=False)
 
 
 def test_a_part_fits_a_message_and_is_given_again_where_its_answer_was_lost(servers, monkeypatch):
@@ -394,9 +396,14 @@ def test_a_server_takes_over_no_job_that_it_cannot_read(servers, records):
     with pytest.raises(ProtocolError, match="the state of a job"):
         move.run()
     assert servers.handlers[SPARE].moves.get_map().server is None
-    assert not servers.handlers[SPARE].engine.job.has_left  # it can be added by another move
     servers.push(0)
     assert servers.weights() == {1.0: KEYS.size}
+
+    transport.before = lambda *_: None  # it can be added by another move
+    states = states_of(transport)
+    Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states))).run()
+    servers.push(1)
+    assert servers.weights() == {2.0: KEYS.size}
 
 
 def test_a_server_prepares_no_other_ones_shards(servers):
