@@ -103,7 +103,7 @@ class Setup:
     step_s: tuple[float, float] = STEP_S
     apply_s: float = 0.0  # at most, before, while and after a push changes the parameters
     replay_s: float = 0.0  # at most, of each call that a recovery carries out
-    wait_limit_s: float = 100.0
+    wait_limit_s: float = 200.0
     pace_s: float = 1.0  # at most, between pushes of counting clients
     late_s: float = 0.0  # at most, before a worker comes to a barrier
     threads: int = 1  # of a worker
