@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,11 @@ class Process(Protocol):
 class Engine(Protocol):
     """Where the processes of a cluster run."""
 
-    def endpoints(self, names: Sequence[str]) -> list[str]:
-        """Returns a free endpoint for each process that will bind one, reserved until it is started."""
+    def endpoints(self, names: Sequence[str], wanted: Mapping[str, str]) -> list[str]:
+        """Returns a free endpoint for each process that will bind one, reserved until it is started.
+
+        It has the port of the one that is `wanted` for its name, if that is free.
+        """
 
     def start(
         self, spec: ProcessSpec, token: str, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
@@ -107,11 +110,11 @@ class LocalEngine:
         self._host = host
         self._ports: dict[str, socket.socket] = {}
 
-    def endpoints(self, names: Sequence[str]) -> list[str]:
+    def endpoints(self, names: Sequence[str], wanted: Mapping[str, str]) -> list[str]:
         """See `Engine`."""
         for port in self._ports.values():
             port.close()
-        self._ports = {name: free_port(self._host) for name in names}
+        self._ports = {name: free_port(self._host, wanted.get(name, "")) for name in names}
         return [f"{self._host}:{port.getsockname()[1]}" for port in self._ports.values()]
 
     def start(
@@ -297,9 +300,18 @@ class Cluster(AbstractContextManager["Cluster"]):
             copy.join(limit_s)
 
 
-def free_port(host: str = HOST) -> socket.socket:
-    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
+def free_port(host: str = HOST, wanted: str = "") -> socket.socket:
+    """Returns a socket bound to a free port, which is reserved until the socket is closed.
+
+    That is the port of the endpoint `wanted`, if it is free.
+    """
     held = socket.socket()
+    if wanted:
+        # Connections of a server that was killed keep its port for a minute.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            held.bind((host, int(wanted.rpartition(":")[2])))
+            return held
     held.bind((host, 0))
     return held
 

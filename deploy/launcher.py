@@ -193,7 +193,7 @@ class _Launcher:
         """Starts all servers without a past, then all others; the commands of workers get `options`."""
         launch = self._launch
         self._prepare_update_logs()
-        bound = self._engine.endpoints(
+        bound = self._endpoints(
             self._server_names
             + self._spare_names
             + [f"heter.{index}" for index in range(launch.num_heter)]
@@ -225,6 +225,25 @@ class _Launcher:
         )
         for spec in self._specs.values():
             self._start(spec, note)
+
+    def _endpoints(self, names: Sequence[str]) -> list[str]:
+        """Returns endpoints; where an earlier run goes on, its own, which shard maps in its logs have."""
+        kept = self._launch.log_dir / "endpoints.json"
+        is_kept = self._goes_on and kept.exists()
+        wanted = json.loads(kept.read_text()) if is_kept else {}
+        bound = self._engine.endpoints(names, wanted)
+        for name, endpoint in zip(names, bound, strict=True):
+            if wanted.setdefault(name, endpoint) != endpoint:
+                log.warning(
+                    "%s had %s, which is in use, and gets %s: if shards were moved, stop, and start again "
+                    "when it is free",
+                    name,
+                    wanted[name],
+                    endpoint,
+                )
+        if self._launch.update_logs and not is_kept:
+            kept.write_text(json.dumps(wanted))
+        return bound
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
         is_shown = spec.name == "trainer.0"

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -134,9 +134,9 @@ class Host:
         self._engine = LocalEngine(str(get_node_ip_address()))
         self._process: LocalProcess | None = None
 
-    async def endpoint(self, name: str) -> str:
+    async def endpoint(self, name: str, wanted: Mapping[str, str]) -> str:
         """Returns a free endpoint at the node's address, reserved until the process is started."""
-        return self._engine.endpoints([name])[0]
+        return self._engine.endpoints([name], wanted)[0]
 
     async def start(
         self, spec: ProcessSpec, token: str, variables: dict[str, str], folder: str
@@ -235,9 +235,9 @@ class RayEngine:
         self._groups = {"pserver": servers, "trainer": workers}
         self._actors: dict[str, Any] = {}
 
-    def endpoints(self, names: Sequence[str]) -> list[str]:
+    def endpoints(self, names: Sequence[str], wanted: Mapping[str, str]) -> list[str]:
         """Returns an endpoint of the node of each server."""
-        calls = [self._actor(name).endpoint.remote(name) for name in names]
+        calls = [self._actor(name).endpoint.remote(name, wanted) for name in names]
         return [str(endpoint) for endpoint in ray.get(calls, timeout=CALL_SECONDS)]
 
     def start(

@@ -4,9 +4,11 @@ The stand-ins synchronise through named pipes: opening one waits for the other s
 waits until every process that holds it has exited.
 """
 
+import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -131,6 +133,29 @@ def test_second_run_goes_on_from_the_update_logs_of_one_that_failed(
     assert not Path("log/update-log").exists()
 
 
+SAYS_ITS_PORT = WRITES_A_LOG + "print(os.environ['PADDLE_PORT'])\nopen('done').read()"
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_second_run_has_the_ports_of_the_first_if_they_are_free(
+    is_free: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Maps in its servers' logs name them."""
+    ports = []
+    for worker in ("raise SystemExit(8)", "raise SystemExit(8)", ""):
+        with contextlib.ExitStack() as stack:
+            if len(ports) == 1 and not is_free:
+                listener = stack.enter_context(socket.socket())
+                listener.bind(("127.0.0.1", int(ports[0])))
+                listener.listen()
+            launched_here(SAYS_ITS_PORT, f"open('done', 'w').close(); {worker}", durability="log")
+        ports.append(Path("log/pserver.0.log").read_text().split()[-1])
+
+    assert ports[2] == ports[0], "the second one may have had no other choice"
+    assert (ports[1] == ports[0]) == is_free
+    assert ("which is in use, and gets" in caplog.text) == (not is_free)
+
+
 @pytest.mark.parametrize("run", [{"num_servers": 2}, {"waits_for_lost": False}])
 def test_update_logs_with_which_a_run_cannot_go_on_are_not_removed(run: dict[str, Any]) -> None:
     segment = Path("log/update-log/server-0/segment-00000001.log")
@@ -163,6 +188,7 @@ def test_job_is_started_again_from_its_checkpoint(caplog: pytest.LogCaptureFixtu
     """The worker has saved one when it dies; the server that waited is stopped."""
     server = "import os, signal; os.path.exists('died') or signal.pause(); open('done').read()"
     worker = f"""
+import contextlib
 import os
 if not os.path.exists("died"):
     os.makedirs("model/epoch-1")
