@@ -133,7 +133,7 @@ def test_second_run_goes_on_from_the_update_logs_of_one_that_failed(
     assert not Path("log/update-log").exists()
 
 
-SAYS_ITS_PORT = WRITES_A_LOG + "print(os.environ['PADDLE_PORT'])\nopen('done').read()"
+SAYS_ITS_PORT = WRITES_A_LOG + "print(os.environ['PADDLE_PORT'], flush=True)\nopen('done').read()"
 
 
 @pytest.mark.parametrize("is_free", [True, False])
