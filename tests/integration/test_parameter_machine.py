@@ -28,6 +28,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from tests.reference.admission import ReferenceAdmission
 from tests.reference.feature_life import Life, ReferenceLives
 from tests.support.local_transport import LocalTransport, joined_client
+from tests.support.needs import IN_CI
 from tests.support.statistics import candidates_of, counted_by
 from tests.support.stores import push_id
 
@@ -232,4 +233,6 @@ def _numbers(lives: ReferenceLives) -> dict[int, tuple[float, float, float, int]
 
 
 TestParameters = Parameters.TestCase
-TestParameters.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestParameters.settings = settings(
+    max_examples=40 if IN_CI else 20, stateful_step_count=25, deadline=None
+)

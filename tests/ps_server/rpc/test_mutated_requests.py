@@ -26,7 +26,7 @@ from tests.support.process_figures import resident_bytes
 from tests.support.requests import DIM, fill
 from tests.support.stores import joined, push_id
 
-REQUESTS = 10_000 if IN_CI else 2_500
+REQUESTS = 10_000 if IN_CI else 1_000
 ROUNDS = REQUESTS // 200
 INITIALIZER = InitializerSpec(kind="uniform", scale=0.1)
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
