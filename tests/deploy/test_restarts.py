@@ -188,7 +188,6 @@ def test_job_is_started_again_from_its_checkpoint(caplog: pytest.LogCaptureFixtu
     """The worker has saved one when it dies; the server that waited is stopped."""
     server = "import os, signal; os.path.exists('died') or signal.pause(); open('done').read()"
     worker = f"""
-import contextlib
 import os
 if not os.path.exists("died"):
     os.makedirs("model/epoch-1")

@@ -28,10 +28,11 @@ from tests.support.stores import joined, push_id
 
 REQUESTS = 10_000 if IN_CI else 1_000
 ROUNDS = REQUESTS // 200
+CHANCE = 1.0 if IN_CI else 0.8  # fewer requests differ more from the shares of many
 INITIALIZER = InitializerSpec(kind="uniform", scale=0.1)
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 ACCEPTED = {
-    **dict.fromkeys(("PullSparse", "PullDense", "PullState", "PushGrad", "PushState"), 1 / 25),
+    **dict.fromkeys(("PullSparse", "PullDense", "PullState", "PushGrad", "PushState"), 1 / 20),
     # All of its parts are looked at first, its pulls wait for a version, none is rounded.
     "PushPull": 3 / 500,
 }
@@ -101,4 +102,4 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
 
     gc.collect()  # the stores of earlier rounds
     assert resident_bytes() < 1.1 * resident
-    assert num_accepted > REQUESTS * ACCEPTED.get(call.name, -1)
+    assert num_accepted > CHANCE * REQUESTS * ACCEPTED.get(call.name, -1)
