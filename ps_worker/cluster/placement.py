@@ -73,13 +73,9 @@ class Placement:
 
         Raises `error` if there is none.
         """
-        try:
-            newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result()
-        except CtrPsError:
-            raise error from None
-        if newest.shard_map.epoch <= routing.shard_map.epoch:
+        if self.epoch <= routing.shard_map.epoch and not self._takes_first():
             raise error
-        return self.newer(routing, WrongServerError(str(error)))
+        return self.routing
 
     def newer(self, routing: Routing, error: WrongServerError) -> Routing:
         """Returns the routing by a newer map than that of `routing`, with which a call met `error`.
@@ -89,14 +85,22 @@ class Placement:
         epoch = routing.shard_map.epoch
         if self.epoch > epoch:
             return self.routing
-        newest = settle(self._transport, at_least=epoch + 1)
-        if self._takes(newest):
-            settle(self._transport, at_least=newest.epoch)  # those added may not know either
+        # First that one alone: others may be away, and a renewal cannot wait for them.
+        if not self._takes_first() and self._takes(settle(self._transport, at_least=epoch + 1)):
+            settle(self._transport, at_least=self.epoch)  # those added may not know either
         if self.epoch > epoch:
             return self.routing
         if isinstance(error, MovingError):
             return routing
         raise error
+
+    def _takes_first(self) -> bool:
+        """Takes the map of the first server if it answers soon; returns whether that is newer."""
+        try:
+            newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result()
+        except CtrPsError:
+            return False
+        return self._takes(newest.shard_map)
 
     def _takes(self, shard_map: ShardMap) -> bool:
         """Places calls by a map from now on, if it is newer than the known one; returns whether it is."""
