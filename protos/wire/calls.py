@@ -95,6 +95,7 @@ class Call(Method, Generic[Q, A]):
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
     is_logged: bool = False  # it changes a server's state, so a recovery repeats it
+    is_durable: bool = False  # it changes nothing, but a loss of power does not undo its answer
     moves: Moves = Moves.NOTHING
     # it visits all rows, reaches a file system, or applies the steps that it completes
     is_long: bool = False
@@ -247,6 +248,7 @@ WAIT_VERSION: Call[requests.WaitVersion, Version] = _call(
     record(requests.WaitVersion),
     value("version", Version),
     deadline=Deadline.WORKERS,
+    is_durable=True,  # a snapshot of all servers follows
     awaits=lambda wait: _at_step(wait.at),
 )
 BARRIER: Call[requests.Barrier, Version] = _call(

@@ -247,7 +247,7 @@ class Service:
         finally:
             moves.left(call)
         answered = await answering.settled(answer)
-        if call.is_logged:
+        if call.is_logged or call.is_durable:
             await answering.settled(self.engine.journal.durable(), is_shared=True)
         return answered
 

@@ -215,7 +215,8 @@ async def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     await waiting
 
 
-async def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
+async def test_logged_call_and_a_version_are_answered_when_durable_and_reads_at_once():
+    """A snapshot of all servers follows a version: after a loss of power one would have a step less."""
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda _: WaitTimeoutError("no sync"))
     journal = Journal()
@@ -223,11 +224,14 @@ async def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_
     service.store.engine.journal = journal
 
     push = asyncio.create_task(service.push())
+    version = asyncio.create_task(service.call(calls.WAIT_VERSION, requests.WaitVersion(at=0)))
     await asyncio.sleep(0.01)
     await service.pull()
     assert not push.done()
+    assert not version.done()
     durable.set_result(None)
     await push
+    await version
 
 
 async def test_push_in_chunks_counts_when_all_have_come():
