@@ -22,6 +22,7 @@ import grpc
 
 from ctr_ps.protos.wire.calls import JOIN, LEAVE, PUSH_GRAD, RENEW
 from ctr_ps.protos.wire.grpc_status import METADATA_KEY
+from ctr_ps.protos.wire.requests import Join
 from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from tests.simulation.world import Loop, Process, Thread, World, world
 
@@ -110,7 +111,7 @@ class Network:
         self._left: set[tuple[str, Process]] = (
             set()
         )  # by server, clients that gave back their place
-        self._refused_at: dict[Process, float] = {}
+        self._refused_at: dict[Process, tuple[float, int]] = {}  # and the epoch of the call
         # pushes by server: those of processes without their place, and those that were carried out
         self._refused: set[tuple[str, Any]] = set()
         self._carried_out: set[tuple[str, Any]] = set()
@@ -145,8 +146,11 @@ class Network:
         client, name = call.client, call.name
         heard = self._heard.setdefault((server.name, client.name), {})
         if name == JOIN.name:
-            if JOIN.request.decode(call.request).only_asks:
+            join = JOIN.request.decode(call.request)
+            if join.only_asks:
                 return
+            if join.shard_map_epoch > self._refused_at.get(client, (0.0, join.shard_map_epoch))[1]:
+                del self._refused_at[client]  # of servers before a move, which it asked no more
             self.wrong += [
                 f"{client} has the place of start {number}, heard of {self._world.now - at:.2f} s before"
                 for number, at in heard.items()
@@ -181,12 +185,13 @@ class Network:
             if push in self._refused:
                 self.wrong.append(f"{server} carries out push {push[1]}, which it has refused")
 
-    def refuses(self, client: Process) -> None:
+    def refuses(self, client: Process, join: Join) -> None:
         """A server refuses a process that asks for a place."""
-        self._refused_at.setdefault(client, self._world.now)
+        self._refused_at.setdefault(client, (self._world.now, join.shard_map_epoch))
 
     def has_ended(self, process: Process) -> None:
-        late_s = self._world.now - self._refused_at.get(process, self._world.now)
+        refused_at, _ = self._refused_at.get(process, (self._world.now, 0))
+        late_s = self._world.now - refused_at
         if late_s > REFUSED_ENDS_S and not process.was_paused:
             self.wrong.append(f"{process} was refused {late_s:.0f} s before its end")
 
@@ -378,7 +383,7 @@ class Call(futures.Future[Any]):
             reply = partial(self.fail, error.code, error.text, error.metadata)
             of_a_move = dict(error.metadata or ()).get(METADATA_KEY) in OF_MOVES
             if self.name == JOIN.name and error.code is REFUSED and not of_a_move:
-                network().refuses(self.client)
+                network().refuses(self.client, JOIN.request.decode(self.request))
         except asyncio.CancelledError:
             return
         except Exception as error:  # as gRPC does

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.placement import NO_SERVER, NUM_PLACES, ShardMap
 from ctr_ps.protos.store import ServerStatus, Staleness, StoreStatus
 from ctr_ps.protos.store.moves import MapState
-from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS, Call
+from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, GET_STATUS, Call
+from ctr_ps.protos.wire.requests import EndMove
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
@@ -182,6 +184,32 @@ def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() ->
 
     with pytest.raises(ProtocolError, match=r"^ps-1:1 waits to be added, but server 1 of 2 in "):
         servers.wait(60.0)
+
+
+def test_server_that_was_added_and_away_at_the_end_of_that_move_is_told() -> None:
+    """It is restarted after the servers that were there have been asked."""
+    servers = Servers([0.0, 3.0], [(0, 1), (NO_SERVER % 2**32, 1)])
+    servers.shard_map = ShardMap.of(1, servers.endpoints[:1])
+    servers.newest = ShardMap(2, (0, 1), (0, 1) * (NUM_PLACES // 2), tuple(servers.endpoints))
+    call, says, told = servers.call, servers.says, []
+
+    def told_too(server: int, of: Call[None, Any], argument: Any, **ready: Any) -> Answer[Any]:
+        if of is not END_MOVE:
+            return call(server, of, None, **ready)
+        told.append((server, argument))
+        servers._identities[1] = (1, 2)
+        return Answer(lambda: None)
+
+    def says_move(server: int, of: Call[None, Any]) -> ServerStatus | MapState:
+        answer = says(server, of)
+        if of is not GET_MAP:
+            return answer
+        return replace(answer, **({"server": None, "move": "X"} if server else {"last_move": "X"}))
+
+    servers.call, servers.says = told_too, says_move
+    servers.wait(60.0)
+
+    assert told == [(1, EndMove(token="X", is_committed=True))]
 
 
 def test_time_for_which_this_process_was_stopped_is_not_waited() -> None:
