@@ -599,13 +599,14 @@ class Parameters:
         for table in self._all_tables().values():
             table.drop_others()
 
-    def rows_by_place(self) -> NDArray[np.int64]:
-        """Returns the rows of all tables, int64[places]."""
-        counts = np.zeros(len(self._shard_map.owners), np.int64)
+    def loads_by_place(self) -> NDArray[np.int64]:
+        """Returns rows of all tables, their bytes, and keys of pulls and pushes so far, int64[3, places]."""
+        loads = np.zeros((3, len(self._shard_map.owners)), np.int64)
         for table in self._all_tables().values():
-            shards, rows = table.rows_of_shards()
-            np.add.at(counts, shards % counts.size, rows)
-        return counts
+            shards, rows, accesses = table.loads_of_shards()
+            for load, each in zip(loads, (rows, rows * table.new_row_bytes, accesses), strict=True):
+                np.add.at(load, shards % load.size, each)
+        return loads
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
         """Returns the digest of each shard of this process that is saved, by table and shard."""

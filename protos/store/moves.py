@@ -113,7 +113,9 @@ class MapState:
     last_move: str  # token of the move that has led to this map; empty: none
     tables: Sequence[TableSpec]  # that were declared
     blocks: Sequence[DenseSpec]
-    rows: Sequence[int]  # of all tables, by place of their shards
+    rows: Sequence[int]  # of all tables, by place of their shards; as are the two below
+    row_bytes: Sequence[int] = ()
+    accesses: Sequence[int] = ()  # keys of pulls and pushes since the server started
     has_update_log: bool = False  # a process after it can go on where it was
 
 

@@ -39,7 +39,7 @@ class GetMapRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMapResponse(_message.Message):
-    __slots__ = ("shard_map", "server", "members", "move", "last_move", "tables", "blocks", "rows", "has_update_log")
+    __slots__ = ("shard_map", "server", "members", "move", "last_move", "tables", "blocks", "rows", "has_update_log", "row_bytes", "accesses")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,8 @@ class GetMapResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     HAS_UPDATE_LOG_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACCESSES_FIELD_NUMBER: _ClassVar[int]
     shard_map: ShardMap
     server: int
     members: str
@@ -58,7 +60,9 @@ class GetMapResponse(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[_spec_pb2.DenseSpec]
     rows: _containers.RepeatedScalarFieldContainer[int]
     has_update_log: bool
-    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., members: _Optional[str] = ..., move: _Optional[str] = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., has_update_log: bool = ...) -> None: ...
+    row_bytes: _containers.RepeatedScalarFieldContainer[int]
+    accesses: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shard_map: _Optional[_Union[ShardMap, _Mapping]] = ..., server: _Optional[int] = ..., members: _Optional[str] = ..., move: _Optional[str] = ..., last_move: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.TableSpec, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[_spec_pb2.DenseSpec, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., has_update_log: bool = ..., row_bytes: _Optional[_Iterable[int]] = ..., accesses: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginMoveRequest(_message.Message):
     __slots__ = ("token", "shard_map")

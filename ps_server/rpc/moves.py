@@ -218,6 +218,7 @@ class Moves:
         engine, move = self._engine, self._move
         tables, blocks = engine.parameters.declared()
         index = engine.owner.server_index
+        rows, row_bytes, accesses = engine.parameters.loads_by_place().tolist()
         return MapState(
             shard_map=engine.shard_map,
             server=None if index == NO_SERVER else index,
@@ -226,7 +227,9 @@ class Moves:
             last_move=engine.last_move,
             tables=tables,
             blocks=[spec for spec, _ in blocks],
-            rows=engine.parameters.rows_by_place().tolist(),
+            rows=rows,
+            row_bytes=row_bytes,
+            accesses=accesses,
             has_update_log=engine.keeps_log,
         )
 

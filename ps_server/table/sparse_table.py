@@ -91,6 +91,7 @@ class SparseTable:
         self.shards: Sequence[int] = shard_map.shards_of(server_index, spec.num_shards)
         self._set_spec(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
+        self._accesses = np.zeros(spec.num_shards, np.int64)
         self._regions = RowRegions(
             layout_of(spec, has_base=has_base),
             num_shards=spec.num_shards,
@@ -517,10 +518,13 @@ class SparseTable:
         with self._locks[shard]:
             return self._candidates.filter.to_bytes(shard)
 
-    def rows_of_shards(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns this server's shards, int64[N], and the rows of each, int64[N]."""
+    def loads_of_shards(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns this server's shards, the rows of each, and the keys of its pulls and pushes so far.
+
+        Each is int64[N]; keys are about so many: threads do not wait for each other to count them.
+        """
         shards = np.array(self.shards, np.int64)  # once: they may move
-        return shards, self._num_rows[shards]
+        return shards, self._num_rows[shards], self._accesses[shards]
 
     def place(self, shard_map: ShardMap, server_index: int) -> None:
         """Has the shards of a server in a map from now on; their rows are here. Ends a move."""
@@ -627,10 +631,11 @@ class SparseTable:
     def _locked_for(self, keys: Keys, server: int | None = None) -> Iterator[None]:
         while True:
             shard_map = self._shard_map
-            with self._locked(np.flatnonzero(self._count_by_shard(keys, server)).tolist()):
-                if (
-                    self._shard_map is shard_map
-                ):  # else shards may have moved away before they were locked
+            counts = self._count_by_shard(keys, server)
+            with self._locked(np.flatnonzero(counts).tolist()):
+                # Else shards may have moved away before they were locked.
+                if self._shard_map is shard_map:
+                    self._accesses += counts
                     yield
                     return
 

@@ -1,6 +1,7 @@
 """Shards move between servers that serve: nothing is lost, doubled or refused, and clients follow."""
 
 import itertools
+import re
 import threading
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weigh
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
 from tests.support.crashed_moves import Crash, CrashingTransport, DriverKilledError
-from tests.support.stores import INCARNATION, KEYS, TOWER, declare, push_id
+from tests.support.stores import DEEP, INCARNATION, KEYS, TOWER, WIDE, declare, push_id
 from tests.support.waiting import wait_until
 
 COUNTED = TableSpec(
@@ -469,6 +470,55 @@ def test_the_command_names_why_a_server_is_not_added(monkeypatch):
         assert f"{spare} keeps no update log" in told()
         command[0] = servers.endpoints[1]
         assert "is not server 0 of its cluster" in told()
+
+
+def test_shards_are_balanced_by_bytes_or_by_load(monkeypatch):
+    monkeypatch.setattr(cli, "LOAD_S", 0.3)
+    with cluster(num_servers=2, num_workers=1) as servers:
+        client = servers.client()
+        declare(client)
+        shard_map = driver(servers).shard_map
+        deep = KEYS[shard_map.route(KEYS, DEEP.num_shards)[0]]
+        wide = KEYS[shard_map.route(KEYS, WIDE.num_shards)[1]]
+        sparse = {
+            "deep": SparseGrad(deep, np.ones((deep.size, DEEP.dim), np.float32), 1),
+            "wide": SparseGrad(wide, np.ones((wide.size, 1), np.float32), 1),
+        }
+        client.push_grad(Gradients(sparse=sparse, dense={}), push_id(sequence=0)).result()
+
+        def shares(by: str, *options: str) -> tuple[float, float]:
+            command = [servers.endpoints[0], "rebalance", "--by", by, *options]
+            result = CliRunner().invoke(cli.app, command)
+            assert result.exit_code == 0, result.output
+            before, after = re.findall(r"server 0 ([0-9.]+)%", result.output)
+            return float(before), float(after)
+
+        of_server_0, then = shares("bytes", "--dry-run")
+        assert of_server_0 > 60.0
+        assert then == pytest.approx(50.0, abs=2.0)
+
+        result = CliRunner().invoke(cli.app, [servers.endpoints[0], "rebalance", "--by", "load"])
+        assert result.exit_code == UsageError.exit_code
+        assert "nothing was pulled or pushed" in result.output
+
+        shards = [
+            shard_map.count_by_shard(deep[i : i + 1], DEEP.num_shards, 0).argmax() for i in range(9)
+        ]
+        hot = deep[[0, next(i for i in range(9) if shards[i] != shards[0])]]
+        is_over = threading.Event()
+
+        def pull() -> None:
+            while not is_over.is_set():
+                client.pull_sparse({"deep": hot}, missing=Missing.ZEROS).result()
+
+        pulls = threading.Thread(target=pull)
+        pulls.start()
+        try:
+            assert shares("load") == pytest.approx((100.0, 50.0), abs=1.0)
+            assert shares("load") == pytest.approx((50.0, 50.0), abs=10.0)
+        finally:
+            is_over.set()
+            pulls.join()
 
 
 def test_a_command_waits_for_a_move_whose_driver_is_gone():

@@ -370,7 +370,7 @@ def test_rows_are_counted_while_tables_are_declared_or_move(meets: str) -> None:
     train(store, 0)
     parameters = store.engine.parameters
     table = parameters.table("deep")
-    count_rows = table.rows_of_shards
+    count_rows = table.loads_of_shards
 
     def count_late() -> object:
         if meets == "declaration":
@@ -379,6 +379,6 @@ def test_rows_are_counted_while_tables_are_declared_or_move(meets: str) -> None:
             store.engine.place(ShardMap.of(2), 0)
         return count_rows()
 
-    table.rows_of_shards = count_late  # type: ignore[method-assign, assignment]
+    table.loads_of_shards = count_late  # type: ignore[method-assign, assignment]
 
-    assert parameters.rows_by_place().sum() > 0
+    assert parameters.loads_by_place()[0].sum() > 0

@@ -12,8 +12,9 @@ the servers as they were, and may be given again.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -33,6 +34,7 @@ from ctr_ps.ps_worker.extras.moves.move import (
     PAUSE_S,
     Move,
     Progress,
+    accesses_between,
     connected,
     rows_of,
     states_of,
@@ -55,12 +57,31 @@ OTHER_S = 40.0
 RETRY_S = 30.0
 """For a server that starts, or is started again; one that takes part in a move ends the move."""
 TELL_S = 2.0
+LOAD_S = 10.0
+"""For which pulls and pushes are counted."""
 
 NewServer = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
 ]
 Server = Annotated[int, typer.Argument(min=0, help="Index of the server.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and move nothing.")]
+
+
+class By(StrEnum):
+    """What servers are to have alike."""
+
+    ROWS = "rows"
+    BYTES = "bytes"
+    LOAD = "load"
+
+
+Balance = Annotated[
+    By,
+    typer.Option(
+        "--by",
+        help=f"What servers are to have alike; load: keys of pulls and pushes within {LOAD_S:g} s.",
+    ),
+]
 Rate = Annotated[
     float,
     typer.Option("--mib-per-s", min=1.0, help="Copy so much a second, to leave room for training."),
@@ -95,6 +116,7 @@ def status(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     endpoint: NewServer,
+    by: Balance = By.ROWS,
     dry_run: DryRun = False,
     mib_per_s: Rate = MIB_PER_S,
 ) -> None:
@@ -103,17 +125,22 @@ def add(
     def plan(shard_map: ShardMap, weights: list[int]) -> ShardMap:
         return with_server(shard_map, endpoint, weights)
 
-    _move(context, plan, dry_run=dry_run, mib_per_s=mib_per_s, added=endpoint)
+    _move(context, plan, by=by, dry_run=dry_run, mib_per_s=mib_per_s, added=endpoint)
 
 
 @app.command()
 def drain(
-    context: typer.Context, server: Server, dry_run: DryRun = False, mib_per_s: Rate = MIB_PER_S
+    context: typer.Context,
+    server: Server,
+    by: Balance = By.ROWS,
+    dry_run: DryRun = False,
+    mib_per_s: Rate = MIB_PER_S,
 ) -> None:
     """Move all shards of a server to the others; it ends by itself."""
     _move(
         context,
         lambda shard_map, weights: without_server(shard_map, server, weights),
+        by=by,
         dry_run=dry_run,
         mib_per_s=mib_per_s,
     )
@@ -138,9 +165,14 @@ def replace(
 
 
 @app.command()
-def rebalance(context: typer.Context, dry_run: DryRun = False, mib_per_s: Rate = MIB_PER_S) -> None:
-    """Move shards until all servers have about as many rows."""
-    _move(context, balanced, dry_run=dry_run, mib_per_s=mib_per_s)
+def rebalance(
+    context: typer.Context,
+    by: Balance = By.ROWS,
+    dry_run: DryRun = False,
+    mib_per_s: Rate = MIB_PER_S,
+) -> None:
+    """Move shards until all servers have about as many rows, bytes, or as much to do."""
+    _move(context, balanced, by=by, dry_run=dry_run, mib_per_s=mib_per_s)
 
 
 @contextmanager
@@ -170,6 +202,7 @@ def _move(
     context: typer.Context,
     plan: Callable[[ShardMap, list[int]], ShardMap],
     *,
+    by: By = By.ROWS,
     dry_run: bool,
     mib_per_s: float,
     added: str = "",
@@ -179,9 +212,12 @@ def _move(
             require_endpoints([added], "the command")
         _wait_for_another(transport)
         before, states = transport.shard_map, states_of(transport)
-        after = plan(before, weights_of(states))
+        weights = _weights(transport, states, by)
+        after = plan(before, weights)
         _require_spare(after, before, states[0])
         typer.echo(_table(before, after, states))
+        if by is not By.ROWS:
+            typer.echo(f"{by}: {_shares(before, weights)}  ->  {_shares(after, weights)}")
         rows = num_moved(before, after, rows_of(states))
         typer.echo(f"{rows:,} rows move")
         if idle := {*after.servers} - {*before.servers, *after.owners}:
@@ -202,6 +238,29 @@ def _move(
             f"done: {done.copied_rows:,} rows, {done.copied_bytes / MIB:,.1f} MiB in {done.seconds:.1f} s; "
             f"calls waited {1000 * done.pause_s:.0f} ms"
         )
+
+
+def _weights(transport: GrpcTransport, states: Mapping[int, MapState], by: By) -> list[int]:
+    """Returns the weights of places; raises UsageError if there is no load."""
+    if by is not By.LOAD:
+        return weights_of(states, "rows" if by is By.ROWS else "row_bytes")
+    typer.echo(f"counts pulls and pushes for {LOAD_S:g} s", err=True)
+    time.sleep(LOAD_S)
+    accesses = accesses_between(states, states_of(transport))
+    if not any(accesses):
+        raise UsageError(
+            f"nothing was pulled or pushed for {LOAD_S:g} s, so there is no load to share"
+        )
+    return accesses
+
+
+def _shares(shard_map: ShardMap, weights: Sequence[int]) -> str:
+    """Returns which share of the weights each server has."""
+    of = dict.fromkeys(shard_map.servers, 0)
+    for owner, weight in zip(shard_map.owners, weights, strict=True):
+        of[owner] += weight
+    total = max(1, sum(weights))
+    return ", ".join(f"server {server} {each / total:.1%}" for server, each in of.items())
 
 
 def _wait_for_another(transport: GrpcTransport) -> None:

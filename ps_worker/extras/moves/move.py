@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import (
     CtrPsError,
@@ -379,15 +380,29 @@ def merged(cuts: Sequence[Cut]) -> Cut:
 
 def rows_of(states: Mapping[int, MapState]) -> list[int]:
     """Returns the rows of each place, on all servers."""
-    return [sum(rows) for rows in zip(*(each.rows for each in states.values()), strict=True)]
+    return [int(each) for each in _on_all(states, "rows")]
 
 
-def weights_of(states: Mapping[int, MapState]) -> list[int]:
-    """Returns the rows of each place, on all servers, and one for each shard."""
-    rows = np.array(rows_of(states))
+def weights_of(
+    states: Mapping[int, MapState], by: Literal["rows", "row_bytes"] = "rows"
+) -> list[int]:
+    """Returns the rows of each place, on all servers, or their bytes; and one for each shard."""
+    weights = _on_all(states, by)
     for table in states[0].tables:
-        np.add.at(rows, np.arange(table.num_shards) % rows.size, 1)
-    return [int(each) for each in rows]
+        np.add.at(weights, np.arange(table.num_shards) % weights.size, 1)
+    return [int(each) for each in weights]
+
+
+def accesses_between(before: Mapping[int, MapState], after: Mapping[int, MapState]) -> list[int]:
+    """Returns the keys of pulls and pushes of each place, on all servers, from one moment to another."""
+    accesses = _on_all(after, "accesses") - _on_all(before, "accesses")
+    return [max(0, int(each)) for each in accesses]  # a server that was restarted counts from 0
+
+
+def _on_all(states: Mapping[int, MapState], column: str) -> NDArray[np.int64]:
+    of_servers = np.array([getattr(each, column) for each in states.values()], np.int64)
+    total: NDArray[np.int64] = of_servers.sum(axis=0)
+    return total
 
 
 def states_of(transport: Transport) -> dict[int, MapState]:
