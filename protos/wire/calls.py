@@ -366,8 +366,13 @@ PUT_MOVED: Call[requests.PutMoved, None] = _call(
     is_logged=True,
     is_long=True,
 )
+# It may wait for a step.
 HOLD_MOVE: Call[requests.HoldMove, Cut] = _call(
-    "HoldMove", record(requests.HoldMove), value("cut", Cut), access=Access.ADMIN
+    "HoldMove",
+    record(requests.HoldMove),
+    value("cut", Cut),
+    deadline=Deadline.WORKERS,
+    access=Access.ADMIN,
 )
 GET_JOB_STATE: Call[requests.GetJobState, Sequence[LogRecord]] = _call(
     "GetJobState",

@@ -38,9 +38,6 @@ SILENT_S = 30.0
 HELD_S = 10.0
 """And one that has been held for so long."""
 
-DRAINED_S = 15.0
-"""So much longer while pushes are awaited, as its driver waits for the answer; less than callers wait."""
-
 WAIT_S = 2.0
 """A call waits for a move; longer ones ask how it ended."""
 
@@ -453,9 +450,8 @@ class Moves:
         with self._lock:
             if (move := self._move) is None:
                 return None
-            limit_s = SILENT_S + (DRAINED_S if move.phase is Phase.DRAIN else 0.0)
             is_bound = move.prepared is not None and not self._decides
-            if is_bound or (move.silent_s < limit_s and move.held_s < HELD_S):
+            if is_bound or (move.silent_s < SILENT_S and move.held_s < HELD_S):
                 return None
             logger.warning(
                 "move ended, as its driver was silent for too long: token=%s", move.token

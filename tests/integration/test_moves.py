@@ -21,9 +21,11 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Lease, Missing, ReduceOp, WorkerLoss
+from ctr_ps.protos.store.moves import Phase
 from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, PUSH_GRAD, PUSH_PULL
 from ctr_ps.protos.wire.requests import BeginMove, EndMove, PushGrad
 from ctr_ps.ps_server.engine.journal import Journal
+from ctr_ps.ps_server.rpc.moves import SILENT_S
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.data.dealt_files import FilePosition, places_of
@@ -396,6 +398,30 @@ def test_a_push_whose_server_has_left_follows_its_shards(monkeypatch, with_pulls
 
         found = client.pull_sparse({"wide": keys}, missing=Missing.INITIAL).result().rows["wide"]
         np.testing.assert_array_equal(found, np.ones_like(found))
+
+
+def test_a_move_goes_on_through_a_step_that_takes_long(monkeypatch):
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.SIGN_S", 0.01)
+    with cluster(num_servers=2, num_workers=2) as servers:
+        client = servers.client()
+        declare(client)
+        random = np.random.default_rng(1)
+        client.push_grad(gradients(random), push_id(worker=0, sequence=0), at=0)
+        transport, spare = driver(servers), servers.start_spare()
+        driving = threading.Thread(target=add, args=(transport, spare))
+        driving.start()
+        handlers = [each._handlers for each in (*servers.servers, servers.spares[spare])]
+        moves = [each.moves for each in handlers]
+        wait_until(
+            lambda: all(each._move and each._move.phase is Phase.DRAIN for each in moves[:2])
+        )
+        for _ in range(3):
+            for each in handlers:
+                each.pass_time(0.9 * SILENT_S)
+            wait_until(lambda: all(each._move.silent_s < 0.5 * SILENT_S for each in moves))
+        client.push_grad(gradients(random), push_id(worker=1, sequence=0), at=0).result()
+        driving.join()
+        assert transport.shard_map.servers == (0, 1, 2)
 
 
 @pytest.mark.parametrize("reduces", [False, True], ids=["barrier", "all-reduce"])

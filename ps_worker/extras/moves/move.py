@@ -26,7 +26,7 @@ from ctr_ps.protos.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ctr_ps.protos.futures import results, results_of_all_ended
+from ctr_ps.protos.futures import results, results_of_all_ended, wait_for_all
 from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import merge_progress
@@ -302,6 +302,8 @@ class Move:
         pending = [
             self._transport.call(server, calls.HOLD_MOVE, request) for server in self._old.servers
         ]
+        while len(wait_for_all(pending, SIGN_S)) < len(pending):  # a step may take long
+            self._say_that_it_goes_on()
         return results_of_all_ended(pending)
 
     def _states(self) -> dict[int, MapState]:

@@ -52,6 +52,7 @@ def test_every_call_that_may_wait_has_the_time_for_it() -> None:
     waiting = {
         Deadline.VERSION: {"PullSparse", "PullDense", "PushPull"},
         Deadline.WORKERS: {"Join", "WaitVersion", "Barrier", "AllReduce", "Advance", "Snapshot"}
+        | {"HoldMove"}
         | exchange,
         Deadline.CHECKPOINT: {"Save", "Load", "Shrink", "GetDigest"},
     }
