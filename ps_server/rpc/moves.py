@@ -450,13 +450,27 @@ class Moves:
         with self._lock:
             if (move := self._move) is None:
                 return None
-            is_bound = move.prepared is not None and not self._decides
-            if is_bound or (move.silent_s < SILENT_S and move.held_s < HELD_S):
+            if move.prepared is not None and not self._decides:
+                self._say_that_it_waits(move)
+                return None
+            if move.silent_s < SILENT_S and move.held_s < HELD_S:
                 return None
             logger.warning(
                 "move ended, as its driver was silent for too long: token=%s", move.token
             )
             return requests.EndMove(token=move.token, is_committed=False)
+
+    def _say_that_it_waits(self, move: _Move) -> None:
+        """Now and then: one that was away at the end, and is in no map since, has no callers to tell it."""
+        if move.silent_s >= SILENT_S:
+            move.silent_s = 0.0
+            index, shard_map = self._engine.owner.server_index, self._engine.shard_map
+            own = shard_map.endpoint_of(max(index, 0))  # the map of one to be added has it alone
+            logger.warning(
+                "prepared to end a move, but not told how: ps-cluster %s status tells it token=%s",
+                f"{move.next_map.endpoint_of(0)},{own}",
+                move.token,
+            )
 
     def recovered(self) -> None:
         """The log was carried out again: a move that is not prepared lacks what was removed meanwhile."""

@@ -224,6 +224,31 @@ def test_a_server_that_a_dead_driver_has_prepared_is_added_by_another():
         assert len(transport.shard_map.servers) == 3
 
 
+@pytest.mark.parametrize("is_of_cluster", [True, False])
+def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(is_of_cluster):
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        crash = Crash("end by others", is_after=False)
+        transport = CrashingTransport(driver(servers), crash)
+        crash.kill = transport.dies
+        states = states_of(transport)
+        after = without_server(transport.shard_map, 1, weights_of(states))
+        with pytest.raises(DriverKilledError):
+            Move(transport, states, after).run()
+        drained = servers.stores[1].engine
+        if not is_of_cluster:
+            drained.shard_map = replace(drained.shard_map, endpoints=("other:1", "other:2"))
+
+        def status(*endpoints: str) -> str:
+            return CliRunner().invoke(cli.app, [",".join(endpoints), "status"]).output
+
+        assert "shard map 2, 1 servers" in status(servers.endpoints[0])
+        assert drained.moves_shards
+        told = f"{servers.endpoints[1]} was told that its shards have moved"
+        assert (told in status(*servers.endpoints)) == is_of_cluster
+        assert drained.moves_shards != is_of_cluster
+
+
 @pytest.mark.parametrize("loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])
 def test_what_a_drained_server_alone_lacked_of_a_file_is_trained_again(loss, monkeypatch):
     monkeypatch.setattr("ctr_ps.ps_worker.extras.moves.move.HOLD_S", 0.0)

@@ -182,7 +182,7 @@ def test_a_clock_that_meets_the_commit_ends_nothing(servers):
     assert servers.weights() == {0.0: KEYS.size}
 
 
-def test_a_clock_ends_what_was_prepared_on_the_first_server_alone(servers):
+def test_a_clock_ends_what_was_prepared_on_the_first_server_alone(servers, caplog):
     """It decides; others have promised, and are told."""
     servers.begin()
     move = servers.exchange()
@@ -199,6 +199,7 @@ def test_a_clock_ends_what_was_prepared_on_the_first_server_alone(servers):
 
     states = [servers.transport.call(each, calls.GET_MAP, None).result() for each in (0, 1)]
     assert [state.move for state in states] == ["", move.token]
+    assert "ps-cluster s0:1,s1:1 status tells it" in caplog.text
     assert settle(servers.transport).epoch == 1
     servers.push(0)
     assert servers.weights() == {1.0: KEYS.size}

@@ -13,7 +13,7 @@ the servers as they were, and may be given again.
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from typing import Annotated
 
@@ -26,7 +26,8 @@ from ctr_ps.protos.role import require_endpoints, split_endpoints
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, command_app, run_command
 from ctr_ps.protos.store.moves import MapState
-from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
+from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, GET_STATUS
+from ctr_ps.protos.wire.requests import EndMove
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.extras.moves.move import (
     MIB,
@@ -92,7 +93,10 @@ Rate = Annotated[
 def cluster(
     context: typer.Context,
     endpoints: Annotated[
-        str, typer.Argument(help="Server 0 of the cluster, host:port; or all servers, in order.")
+        str,
+        typer.Argument(
+            help="Server 0 of the cluster, host:port, then others, if any do not know of a move."
+        ),
     ],
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
@@ -186,9 +190,27 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
                     f"{endpoints[0]} is not server 0 of its cluster: name that server first"
                 )
             connected(transport)
+            for endpoint in set(endpoints[1:]).difference(transport.shard_map.endpoints):
+                _tell_drained(endpoint, transport.shard_map)
             yield transport
         finally:
             transport.close()
+
+
+def _tell_drained(endpoint: str, shard_map: ShardMap) -> None:
+    """Tells a server that its shards have moved: one that was away then has no callers since."""
+    with closing(GrpcTransport([endpoint], retry_s=0.0, stream=False)) as transport:
+        try:
+            state = transport.call(0, GET_MAP, None, ready_s=0.0).result()
+            before = state.shard_map
+            # No newer map of this cluster could follow without the end of its move.
+            is_of_cluster = before.endpoints[:1] == shard_map.endpoints[:1]
+            if state.move and is_of_cluster and before.epoch < shard_map.epoch:
+                end = EndMove(token=state.move, is_committed=True)
+                transport.call(0, END_MOVE, end).result()
+                typer.echo(f"{endpoint} was told that its shards have moved", err=True)
+        except CtrPsError as error:
+            typer.echo(str(error), err=True)
 
 
 _HOW_IT_ENDED = {
