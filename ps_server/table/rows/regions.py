@@ -213,7 +213,7 @@ class RowRegions:
         all_removed = np.concatenate([np.empty(0, np.uint64), *moving.removed])
         removed, moving.removed = all_removed[:most], [all_removed[most:]]
         found = np.empty(most - removed.size, np.int64)
-        begin, count, moving.next_row = moving.next_row, 0, 0
+        begin, count = moving.next_row, 0
         for start, stop in ((begin, int(self.num_rows[shard])), (0, begin)):
             more, row = take_changed_rows(self.arrays, shard, start, stop, bit, found[count:])
             count += more
