@@ -224,8 +224,12 @@ def test_a_server_that_a_dead_driver_has_prepared_is_added_by_another():
         assert len(transport.shard_map.servers) == 3
 
 
-@pytest.mark.parametrize("is_of_cluster", [True, False])
-def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(is_of_cluster):
+@pytest.mark.parametrize(
+    ("its_map", "is_told"),
+    [({}, True), ({"endpoints": ("other:1", "other:2")}, False), ({"epoch": 2}, False)],
+    ids=["drained", "of another cluster", "of the map, by another name"],
+)
+def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(its_map, is_told):
     with cluster(num_servers=2, num_workers=1) as servers:
         declare(servers.client())
         crash = Crash("end by others", is_after=False)
@@ -236,8 +240,7 @@ def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(is_of_
         with pytest.raises(DriverKilledError):
             Move(transport, states, after).run()
         drained = servers.stores[1].engine
-        if not is_of_cluster:
-            drained.shard_map = replace(drained.shard_map, endpoints=("other:1", "other:2"))
+        drained.shard_map = replace(drained.shard_map, **its_map)
 
         def status(*endpoints: str) -> str:
             return CliRunner().invoke(cli.app, [",".join(endpoints), "status"]).output
@@ -245,8 +248,8 @@ def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(is_of_
         assert "shard map 2, 1 servers" in status(servers.endpoints[0])
         assert drained.moves_shards
         told = f"{servers.endpoints[1]} was told that its shards have moved"
-        assert (told in status(*servers.endpoints)) == is_of_cluster
-        assert drained.moves_shards != is_of_cluster
+        assert (told in status(*servers.endpoints)) == is_told
+        assert drained.moves_shards != is_told
 
 
 @pytest.mark.parametrize("loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])

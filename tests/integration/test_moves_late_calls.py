@@ -70,7 +70,7 @@ def test_a_server_that_restarts_after_its_rows_were_taken_does_not_prepare(serve
 
     def restart() -> None:
         servers.restart("s1:1", 1)
-        assert servers.push_parts(1) == [False, True]  # nothing holds it there
+        assert servers.push_parts(push_id(sequence=1)) == [False, True]  # nothing holds it there
 
     with pytest.raises(ProtocolError, match="the server was restarted"):
         before_prepare(servers.exchange(), restart).run()
@@ -88,7 +88,7 @@ def test_a_hold_that_comes_late_changes_nothing(servers, phase: Phase):
         late = requests.HoldMove(token=move.token, number=1, phase=phase, cut=Cut())
         with pytest.raises(ProtocolError, match="came late"):
             servers.transport.call(1, calls.HOLD_MOVE, late).result()
-        assert servers.push_parts(1) == [False, False]
+        assert servers.push_parts(push_id(sequence=1)) == [False, False]
 
     before_prepare(move, hold_late).run()
     servers.push(1)
@@ -372,6 +372,49 @@ def test_pushes_of_a_worker_that_the_job_goes_on_without_are_not_waited_for(tmp_
             assert engine.job.state().members.left == [1]
         servers.exchange().run()
         assert sum(servers.weights().values()) == KEYS.size
+
+
+def test_pushes_of_a_process_that_takes_a_place_while_servers_hold_are_not_lost(tmp_path: Path):
+    """One says that it knows the process before, another that the newer one has pushed."""
+    lease = Lease(seconds=10.0, on_worker_loss=WorkerLoss.WAIT)
+    with moving_servers(tmp_path) as servers:
+        servers.begin(lease=lease)
+        servers.push(0)
+        servers.push(1)
+        newer = replace(push_id(sequence=0), incarnation=INCARNATION + 1)
+        told: list[Answer[Cut]] = []
+
+        def replace_worker() -> None:
+            for endpoint in servers.endpoints:
+                for _ in range(8):
+                    servers.handlers[endpoint].engine.pass_time(2.0)
+            servers.client.join(0, newer.incarnation, terms={}, lease=lease).result()
+            assert servers.push_parts(newer) == [True, False]
+
+        class Slow(MovingTransport):
+            """Server 1 holds first, and its answer comes last."""
+
+            def call(self, server, call, argument, **options):
+                if call is not calls.HOLD_MOVE or len(told) > 1:
+                    return super().call(server, call, argument, **options)
+                if argument.phase is Phase.HOLD and server == 0:
+                    told.append(super().call(1, call, argument))
+                    told[0].result()
+                    replace_worker()
+                if argument.phase is Phase.RELEASE and server == 1:
+                    released = super().call(server, call, argument)
+                    told.append(released)
+                    assert servers.push_parts(newer)[1]
+                    return released
+                is_held = argument.phase is Phase.HOLD and server == 1
+                return told[0] if is_held else super().call(server, call, argument, **options)
+
+        move = servers.exchange()
+        move._transport = Slow(servers)
+        move.run()
+        servers.client._placement.newer(servers.client._routing, WrongServerError(""))
+        servers.push_parts(newer)
+        assert servers.weights() == {3.0: KEYS.size}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 from ctr_ps.protos.errors import CtrPsError, MovingError
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
-from ctr_ps.protos.store import Lease, Missing
+from ctr_ps.protos.store import Lease, Missing, PushId
 from ctr_ps.protos.wire import calls
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.durability.saved_log import read_log
@@ -91,12 +91,12 @@ class MovingServers:
         """Adds 1 to the weight of all keys."""
         self.client.push_grad(ones(), push_id(sequence=sequence)).result()
 
-    def push_parts(self, sequence: int) -> list[bool]:
-        """Sends the servers' parts of a push by the client's map; returns whether each was taken."""
+    def push_parts(self, push_id: PushId) -> list[bool]:
+        """Sends the servers' parts of `ones` by the client's map; returns whether each was taken."""
         routing, taken = self.client._routing, []
         for server, chunks in routing.split_push(ones(), bfloat16=False).items():
             for chunk in chunks:
-                push = self.client._push_request(routing, chunk, push_id(sequence=sequence), None)
+                push = self.client._push_request(routing, chunk, push_id, None)
                 try:
                     self.transport.call(server, calls.PUSH_GRAD, push).result()
                 except CtrPsError:

@@ -370,13 +370,18 @@ class Move:
 
 
 def merged(cuts: Sequence[Cut]) -> Cut:
-    """Returns the cut with all that has come to any server."""
+    """Returns the cut with all that has come to any server.
+
+    Raises ProtocolError if two processes have pushed as one worker: the newer one has joined on some servers
+    only when they were asked, and its pushes must be in the cut, those of the older one need not.
+    """
     seen: dict[int, SeenPushes] = {}
     for cut in cuts:
         for worker, each in cut.seen.items():
-            known = seen.get(worker)
-            if known is None or known.incarnation != each.incarnation or known.pushes < each.pushes:
-                seen[worker] = each
+            known = seen.get(worker, each)
+            if known.incarnation != each.incarnation and known.pushes and each.pushes:
+                raise ProtocolError(f"worker {worker} is being replaced")
+            seen[worker] = max(known, each, key=lambda of: of.pushes)
     return Cut(step=max(cut.step for cut in cuts), seen=seen)
 
 

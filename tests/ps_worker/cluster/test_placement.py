@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, Call
 from ctr_ps.protos.wire.requests import EndMove
-from ctr_ps.ps_worker.cluster.placement import ASK_S, Placement, settle
+from ctr_ps.ps_worker.cluster import placement as placing
+from ctr_ps.ps_worker.cluster.placement import ASK_S, MOVE_LIMIT_S, Placement, settle
 
 BEFORE = ShardMap.of(2, ("a:1", "b:1"))
 AFTER = replace(BEFORE, epoch=2)
@@ -226,3 +228,34 @@ def test_a_server_that_is_away_during_a_move_is_not_waited_for() -> None:
     assert placement.newer(routing, MovingError("")) is routing
     with pytest.raises(WrongServerError, match="another"):
         placement.newer(routing, WrongServerError("another"))
+
+
+@pytest.mark.parametrize("has_newer", [True, False])
+def test_a_call_waits_for_each_move_as_long_again(
+    monkeypatch: pytest.MonkeyPatch, has_newer: bool
+) -> None:
+    placement = Placement(Servers(ends_it=False), chunk_bytes=1)
+    old, tries = placement.routing, iter(range(1, 5))
+    new = replace(old, shard_map=AFTER) if has_newer else old
+    newer = iter([old, new, new, new])
+    monkeypatch.setattr(placement, "newer", lambda *_: next(newer))
+
+    class Moving:
+        def result(self) -> str:
+            if (number := next(tries, None)) is None:
+                return "answer"
+            now = 0.6 * MOVE_LIMIT_S * number
+            monkeypatch.setattr(placing, "time", SimpleNamespace(monotonic=lambda: now))
+            raise MovingError("")
+
+    placed = placement.placed(lambda _: Moving())
+    if has_newer:
+        assert placed.result() == "answer"
+    else:
+        with pytest.raises(MovingError):
+            placed.result()
+
+
+def test_a_call_to_a_server_that_is_away_raises_that_unless_there_is_a_newer_map() -> None:
+    with pytest.raises(TransportError, match="no answer"):
+        Placement(Gone(BEFORE), chunk_bytes=1).placed(lambda _: Away(None)).result()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import ProtocolError, UsageError
 from ctr_ps.protos.placement import NUM_PLACES, ShardMap
 from ctr_ps.protos.store.moves import Cut, MapState, SeenPushes
 from ctr_ps.ps_worker.extras.moves import cli
@@ -96,6 +96,16 @@ def test_the_cut_has_all_that_has_come_to_any_server() -> None:
         return Cut(step=step, seen=seen)
 
     assert merged([cut(4, 2, 9), cut(5, 3), cut(3, 1, 8)]) == cut(5, 3, 9)
+
+
+def test_of_two_processes_of_a_worker_the_one_that_pushes_is_in_the_cut() -> None:
+    def cut(incarnation: int, pushes: int) -> Cut:
+        seen = {0: SeenPushes(incarnation=incarnation, pushes=pushes)}
+        return Cut(step=0, seen=seen)
+
+    assert merged([cut(7, 3), cut(8, 0)]) == merged([cut(8, 0), cut(7, 3)]) == cut(7, 3)
+    with pytest.raises(ProtocolError, match="worker 0 is being replaced"):
+        merged([cut(7, 3), cut(8, 1)])
 
 
 @pytest.mark.parametrize(
