@@ -219,7 +219,9 @@ def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
         with (
             contextlib.redirect_stdout(sys.stderr),
             ray_engine(
-                address, num_servers=launch.num_servers, num_workers=launch.num_workers
+                address,
+                num_servers=launch.num_servers + launch.num_spares,
+                num_workers=launch.num_workers,
             ) as engine,
         ):
             return run(launch, terminal, engine)

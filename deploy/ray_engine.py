@@ -1,6 +1,6 @@
 """The engine `ray`: each process of a cluster belongs to an actor in a placement group. Imported late.
 
-    servers   a bundle each, SPREAD over the nodes
+    servers   a bundle each, SPREAD over the nodes; spares have the last ones
     workers   a bundle each, PACKed on few nodes
 
 A bundle stays on its node, so an actor that takes the place of a lost one finds the update log there. The
@@ -231,8 +231,8 @@ class RayEngine:
     """Starts processes in the places of a Ray cluster; see `deploy.cluster.Engine`."""
 
     def __init__(self, servers: PlacementGroup, workers: PlacementGroup) -> None:
-        """Starts no actor; `servers` and `workers` have a bundle for each of theirs."""
-        self._groups = {"pserver": servers, "trainer": workers}
+        """Starts no actor; `servers`, spares among them, and `workers` have a bundle for each of theirs."""
+        self._groups = {"pserver": servers, "spare": servers, "trainer": workers}
         self._actors: dict[str, Any] = {}
 
     def endpoints(self, names: Sequence[str], wanted: Mapping[str, str]) -> list[str]:
@@ -252,7 +252,7 @@ class RayEngine:
     def remove(self, folder: Path) -> None:
         """Removes a folder on the nodes of all servers."""
         for name in self._actors:
-            if name.startswith("pserver."):
+            if not name.startswith("trainer."):
                 actor = self._actor(name)
                 ray.get(actor.remove.remote(str(folder.absolute())), timeout=CALL_SECONDS)
 
@@ -280,9 +280,10 @@ class RayEngine:
                 ray.get(actor.pid.remote(), timeout=CALL_SECONDS)
                 return actor
         role, _, index = name.rpartition(".")
-        place = PlacementGroupSchedulingStrategy(
-            self._groups[role], placement_group_bundle_index=int(index)
-        )
+        group, bundle = self._groups[role], int(index)
+        if role == "spare":
+            bundle = group.bundle_count - 1 - bundle
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         self._actors[name] = (
             ray.remote(Host)
             .options(num_cpus=CPUS_EACH, scheduling_strategy=place, max_concurrency=8)

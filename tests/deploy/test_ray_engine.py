@@ -214,13 +214,15 @@ def test_cluster_without_room_is_refused_and_the_next_job_gives_the_result_of_pr
     assert "--address" not in done.stderr
 
     own = os.environ | {"CTR_PS_TOKEN": "a-token-of-this-test", "CTR_PS_LOG_FORMAT": "json"}
-    with started([*on_ray(address), "--durability", "log", *job], own) as process:
+    options = ["--durability", "log", "--spare-num", "1"]
+    with started([*on_ray(address), *options, *job], own) as process:
         out, err = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 0, err
     assert result_of(out) == expected
     assert json.loads(out.splitlines()[-1])["restarts"] == 0
     assert not Path("log/update-log").exists()
+    assert "serving" in Path("log/spare.0.log").read_text()
     for index in range(2):
         first, *_ = Path(f"log/pserver.{index}.log").read_text().splitlines()
         assert json.loads(first)["role"] == "server"  # the launcher's variables reach its processes
@@ -281,12 +283,12 @@ def test_update_logs_are_removed_on_the_node_of_each_server(
     removed: list[tuple[str, str]] = []
     monkeypatch.setattr(ray_engine.ray, "get", lambda call, **_: removed.append(call))
     found = ray_engine.RayEngine(cast(Any, None), cast(Any, None))
-    found._actors = dict.fromkeys(("pserver.0", "trainer.0", "pserver.1"))
+    found._actors = dict.fromkeys(("pserver.0", "trainer.0", "pserver.1", "spare.0"))
     monkeypatch.setattr(found, "_actor", Actor)
 
     found.remove(tmp_path)
 
-    assert removed == [("pserver.0", str(tmp_path)), ("pserver.1", str(tmp_path))]
+    assert removed == [(name, str(tmp_path)) for name in ("pserver.0", "pserver.1", "spare.0")]
 
 
 def test_text_that_is_no_address_is_refused(job: list[str]) -> None:
