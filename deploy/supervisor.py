@@ -167,7 +167,7 @@ class Supervisor:
 
     def started(self) -> None:
         """All processes run, from their start."""
-        self._running = {*self._servers, *self._workers, *self._spares}
+        self._running = {*self._servers, *self._workers}  # nobody waits for spares
         self._early: list[str] = []
         self._has_losses = False
         self._refused: _Failure | None = None
@@ -295,7 +295,7 @@ class Supervisor:
         self.restarts += 1
         if what == _JOB:
             return RestartAll(self.restarts, failure.text)
-        self._running.add(failure.name)
+        self._running |= {failure.name} - {*self._spares}
         if self._timers.servers < math.inf:
             self._timers.servers = now + self._server_exit_seconds()
         return Restart(failure.name, self.restarts, failure.text)

@@ -367,8 +367,15 @@ def test_worker_that_fails_after_a_server_was_drained_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("last", ["pserver.1", "trainer.0"])
-def test_worker_that_does_not_wake_up_is_stopped_soon_after_the_others(last: str) -> None:
-    rules = supervisor(continues=True, notice_seconds=10.0)
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_worker_that_does_not_wake_up_is_stopped_soon_after_the_others(
+    last: str, is_restarted: bool
+) -> None:
+    """A spare waits meanwhile."""
+    policy = Policy(continues=True, notice_seconds=10.0, durability="log", max_restarts=1)
+    rules = Supervisor(SERVERS, WORKERS, policy, ["spare.0"])
+    if is_restarted:
+        assert isinstance(rules.handle(Exited("spare.0", KILLED), 0.0), Restart)
     others = [name for name in ("trainer.0", *SERVERS) if name != last]
     exits(rules, *others, now=0.0)
     exits(rules, last, now=8.0)
