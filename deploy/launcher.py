@@ -230,7 +230,13 @@ class _Launcher:
         """Returns endpoints; where an earlier run goes on, its own, which shard maps in its logs have."""
         kept = self._launch.log_dir / "endpoints.json"
         is_kept = self._goes_on and kept.exists()
-        wanted = json.loads(kept.read_text()) if is_kept else {}
+        try:
+            wanted = dict(json.loads(kept.read_text())) if is_kept else {}
+        except (OSError, ValueError, TypeError) as error:
+            raise LogDirError(
+                f"cannot read the endpoints of the earlier run in {kept}: {error}. If no shards were moved, "
+                f"remove it; else remove {self._launch.update_logs}, to start fresh"
+            ) from error
         bound = self._engine.endpoints(names, wanted)
         for name, endpoint in zip(names, bound, strict=True):
             if wanted.setdefault(name, endpoint) != endpoint:
@@ -242,7 +248,9 @@ class _Launcher:
                     endpoint,
                 )
         if self._launch.update_logs and not is_kept:
-            kept.write_text(json.dumps(wanted))
+            beside = kept.with_suffix(".next")
+            beside.write_text(json.dumps(wanted))
+            beside.replace(kept)  # whole, whenever this process is killed
         return bound
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
@@ -292,9 +300,8 @@ class _Launcher:
         self._engine.remove(folder)
 
     def _update_logs_in(self, folder: Path) -> set[str]:
-        found = self._engine.find(self._server_names, folder, "*/segment-*.log")
-        folders = {Path(each).parts[0] for each in found}
-        return {each for each in folders if not each.startswith("spare")}
+        found = self._engine.find(self._server_names, folder, "server-*/segment-*.log")
+        return {Path(each).parts[0] for each in found}
 
     def _can_go_on_from(self, found: set[str]) -> bool:
         servers = {f"server-{index}" for index in range(self._launch.num_servers)}

@@ -5,6 +5,7 @@ waits until every process that holds it has exited.
 """
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -154,6 +155,39 @@ def test_second_run_has_the_ports_of_the_first_if_they_are_free(
     assert ports[2] == ports[0], "the second one may have had no other choice"
     assert (ports[1] == ports[0]) == is_free
     assert ("which is in use, and gets" in caplog.text) == (not is_free)
+
+
+def test_endpoints_of_the_run_are_there_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def write_slowly(path: Path, text: str) -> None:
+        path.write_bytes(text[:9].encode())
+        seen.append(Path("log/endpoints.json").exists())
+        path.write_bytes(text.encode())
+
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    launched_here("exit(1)", "exit(1)", durability="log")
+
+    assert seen == [False]
+    assert [*json.loads(Path("log/endpoints.json").read_text())] == ["pserver.0"]
+
+
+@pytest.mark.parametrize("content", ["", '{"pserver.0": "127', "7"])
+def test_endpoints_that_cannot_be_read_are_named_and_nothing_is_started(content: str) -> None:
+    segment = Path("log/update-log/server-0/segment-00000001.log")
+    segment.parent.mkdir(parents=True)
+    segment.touch()
+    Path("log/endpoints.json").write_text(content)
+
+    with pytest.raises(
+        LogDirError, match=r"earlier run in log/endpoints\.json: .* remove it; else"
+    ):
+        launched_here("exit(1)", "exit(1)", durability="log")
+
+    assert segment.exists()
+    assert not Path("log/pserver.0.log").exists()
 
 
 @pytest.mark.parametrize("run", [{"num_servers": 2}, {"waits_for_lost": False}])
