@@ -38,6 +38,11 @@ NO_SERVER = -2
 Owners = NDArray[np.int32]
 
 
+def server_name(server: int, num_servers: int) -> str:
+    """Returns the name of one of `num_servers`, or of a spare, for messages."""
+    return "spare server" if server == NO_SERVER else f"server {server} of {num_servers}"
+
+
 @kernel
 def shard_of(key: np.uint64, num_shards: int) -> np.uint64:
     """Returns the shard of uint64 `key`, in [0, num_shards); `num_shards` is a power of two."""
@@ -159,7 +164,7 @@ class ShardMap:
         shard = _count_by_shard(keys, self._owners, server, counts)
         if shard >= 0:
             raise WrongServerError(
-                f"server {server} of {self.num_servers} received {counted(int(counts[shard]), 'key')} "
+                f"{server_name(server, self.num_servers)} received {counted(int(counts[shard]), 'key')} "
                 f"of shard {shard}, which is on server {self.server_of(shard)}: give client and server "
                 "the same list of servers"
             )
@@ -186,9 +191,9 @@ class ShardMap:
         """Raises WrongServerError unless a request to `server` was placed by this map."""
         if epoch != self.epoch:
             raise WrongServerError(
-                f"the client's shard map is of epoch {epoch}, but the map of server {server} of "
-                f"{self.num_servers} is of epoch {self.epoch}: connect again, with the current list of "
-                "servers"
+                f"the client's shard map is of epoch {epoch}, but the map of "
+                f"{server_name(server, self.num_servers)} is of epoch {self.epoch}: connect again, with the "
+                "current list of servers"
             )
 
 

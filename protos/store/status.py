@@ -256,7 +256,7 @@ class StreamOffer:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """Status of one server, and its place in the list of servers."""
+    """Status of one server, and its place in the list of servers; a spare's is NO_SERVER."""
 
     store: StoreStatus
     server_index: int

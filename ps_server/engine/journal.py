@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from ctr_ps.protos.futures import Answered, Future
 from ctr_ps.protos.gradients import Values
-from ctr_ps.protos.placement import NO_SERVER, ShardMap
+from ctr_ps.protos.placement import ShardMap, server_name
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import Member
@@ -34,9 +34,7 @@ class Owner:
     def __str__(self) -> str:
         """Returns the server for a message."""
         members = Members(self.num_workers, self.num_heter, self.num_at_start)
-        if self.server_index == NO_SERVER:
-            return f"a server to be added, for {members}"
-        return f"server {self.server_index} of {self.num_servers}, for {members}"
+        return f"{server_name(self.server_index, self.num_servers)}, for {members}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -519,7 +519,7 @@ class Handlers:
         owner = self.engine.owner
         return ServerStatus(
             self.engine.status(),
-            owner.server_index % 2**32,  # of one that waits to be added, too large
+            owner.server_index,
             owner.num_servers,
             self.stream,
             self.engine.shard_map.epoch,

@@ -166,7 +166,7 @@ def _look(
             shard_map.epoch == FIRST_EPOCH == status.shard_map_epoch
             and status.num_servers != shard_map.num_servers
         ):
-            is_spare = status.server_index == NO_SERVER % 2**32
+            is_spare = status.server_index == NO_SERVER
             other = f"is server {status.server_index} of {status.num_servers}"
             why = (
                 f"{shard_map.endpoint_of(server)} {'waits to be added' if is_spare else other}, but "

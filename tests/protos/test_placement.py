@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError, WrongServerError
 from ctr_ps.protos.keys import mix64
-from ctr_ps.protos.placement import FIRST_EPOCH, ONE_SERVER, ShardMap, shard_of
+from ctr_ps.protos.placement import FIRST_EPOCH, NO_SERVER, ONE_SERVER, ShardMap, shard_of
 from tests.reference import partition as reference
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=60)
@@ -114,3 +114,5 @@ def test_request_that_another_map_placed_is_refused_with_both_epochs() -> None:
             match=rf"of epoch {epoch}, but the map of server 1 of 3 is of epoch {FIRST_EPOCH}: connect",
         ):
             shard_map.require_epoch(epoch, server=1)
+    with pytest.raises(WrongServerError, match="the map of spare server is of epoch"):
+        shard_map.require_epoch(0, NO_SERVER)

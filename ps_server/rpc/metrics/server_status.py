@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ctr_ps.protos.metrics.metrics_port import Series, Status, Table, Value
+from ctr_ps.protos.placement import server_name
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import StoreStatus
 from ctr_ps.ps_server.engine.engine import Engine
@@ -24,7 +25,7 @@ def server_status(engine: Engine, calls: Mapping[str, CallCounts]) -> Status:
         for name, counts in calls.items()
     }
     return Status(
-        title=f"ctr-ps server {owner.server_index} of {owner.num_servers}",
+        title=f"ctr-ps {server_name(owner.server_index, owner.num_servers)}",
         figures={
             "version": status.version,
             "batches": status.batches,

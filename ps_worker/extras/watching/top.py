@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctr_ps.protos.errors import AccessError, CtrPsError, TransportError, UsageError
+from ctr_ps.protos.placement import NO_SERVER
 from ctr_ps.protos.role import require_endpoints, split_endpoints
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
@@ -155,7 +156,7 @@ def _servers(endpoints: Sequence[str], look: Look) -> Table:
             continue  # its fault has a line of its own
         store = server.store
         table.add_row(
-            endpoint,
+            endpoint if server.server_index != NO_SERVER else f"{endpoint} (spare)",
             f"{store.version:,}",
             f"{store.num_rows:,}",
             f"{store.size_bytes / MIB:,.1f}",
@@ -271,6 +272,8 @@ def _require_different(endpoints: Sequence[str], look: Look) -> None:
     names: dict[int, str] = {}
     for endpoint, server in zip(endpoints, look.servers, strict=True):
         if not isinstance(server, ServerStatus):
+            continue
+        if server.server_index == NO_SERVER:
             continue
         if other := names.get(server.server_index):
             raise UsageError(

@@ -207,7 +207,7 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
         ({"server_index": 1, "num_servers": 2}, "server 1 of 2, for 2 workers"),
         ({"num_servers": 3}, "server 0 of 3, for 2 workers"),
         ({"num_servers": 2, "num_workers": 3}, "server 0 of 2, for 3 workers"),
-        ({"server_index": NO_SERVER}, "a server to be added, for 2 workers"),
+        ({"server_index": NO_SERVER}, "spare server, for 2 workers"),
     ],
 )
 def test_log_of_another_server_is_refused(

@@ -170,7 +170,7 @@ def test_servers_of_a_newer_map_are_waited_for_in_place_of_the_list() -> None:
 
 @pytest.mark.parametrize("up_at", [0.0, 5.0], ids=["first-is-there", "first-comes-later"])
 def test_server_of_the_list_that_waits_to_be_added_again_is_not_asked_for(up_at: float) -> None:
-    servers = Servers([up_at, 0.0], [(0, 1), (NO_SERVER % 2**32, 1)])
+    servers = Servers([up_at, 0.0], [(0, 1), (NO_SERVER, 1)])
     servers.newest = ShardMap(3, (0,), (0,) * NUM_PLACES, ("ps-0:1",))
 
     servers.wait(60.0)
@@ -180,7 +180,7 @@ def test_server_of_the_list_that_waits_to_be_added_again_is_not_asked_for(up_at:
 
 
 def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() -> None:
-    servers = Servers([0.0, 0.0], [(0, 2), (NO_SERVER % 2**32, 1)])
+    servers = Servers([0.0, 0.0], [(0, 2), (NO_SERVER, 1)])
 
     with pytest.raises(ProtocolError, match=r"^ps-1:1 waits to be added, but server 1 of 2 in "):
         servers.wait(60.0)

@@ -228,6 +228,16 @@ def test_server_that_has_two_names_is_refused(top: Callable[..., Done]) -> None:
     assert f"{endpoint} and {other} are both server 0" in done.err
 
 
+def test_spares_are_named_as_that(top: Callable[..., Done]) -> None:
+    with cluster(num_servers=1) as servers:
+        spares = [servers.start_spare() for _ in range(2)]
+
+        done = top("--once", ",".join([*servers.endpoints, *spares]))
+
+    assert done.code == 0, done.err
+    assert re.findall(r"(\S+) \(spare\)", done.out) == spares
+
+
 def test_caller_that_every_server_refuses_is_told_so(
     top: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
