@@ -155,7 +155,7 @@ def _look(
     for server, call in calls.items():
         try:
             status = call.result()
-            if status.server_index == NO_SERVER % 2**32 and shard_map.epoch > FIRST_EPOCH:
+            if status.server_index == NO_SERVER and shard_map.epoch > FIRST_EPOCH:
                 settle(transport)  # it was away when the move ended that added it
                 status = transport.call(server, GET_STATUS, None, ready_s=wait_s).result()
         except TransportError as failure:

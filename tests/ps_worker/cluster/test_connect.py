@@ -188,7 +188,7 @@ def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() ->
 
 def test_server_that_was_added_and_away_at_the_end_of_that_move_is_told() -> None:
     """It is restarted after the servers that were there have been asked."""
-    servers = Servers([0.0, 3.0], [(0, 1), (NO_SERVER % 2**32, 1)])
+    servers = Servers([0.0, 3.0], [(0, 1), (NO_SERVER, 1)])
     servers.shard_map = ShardMap.of(1, servers.endpoints[:1])
     servers.newest = ShardMap(2, (0, 1), (0, 1) * (NUM_PLACES // 2), tuple(servers.endpoints))
     call, says, told = servers.call, servers.says, []
