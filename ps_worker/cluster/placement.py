@@ -85,7 +85,7 @@ class Placement:
         epoch = routing.shard_map.epoch
         if self.epoch > epoch:
             return self.routing
-        # First that one alone: others may be away, and a renewal cannot wait for them.
+        # The first server alone, if it knows: others may be away, and a renewal cannot wait for them.
         if not self._takes_first() and self._takes(settle(self._transport, at_least=epoch + 1)):
             settle(self._transport, at_least=self.epoch)  # those added may not know either
         if self.epoch > epoch:
@@ -100,6 +100,11 @@ class Placement:
             newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result()
         except CtrPsError:
             return False
+        if newest.shard_map.epoch > self.epoch:
+            end = requests.EndMove(token=newest.last_move, is_committed=True)
+            drained = {*self.routing.shard_map.servers} - {*newest.shard_map.servers}
+            for server in drained:  # nobody calls it any more, and its driver may be gone
+                self._transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
         return self._takes(newest.shard_map)
 
     def _takes(self, shard_map: ShardMap) -> bool:

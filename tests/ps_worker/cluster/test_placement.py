@@ -197,16 +197,15 @@ class Gone:
 
     def __init__(self, first: ShardMap) -> None:
         self.shard_map = BEFORE
-        self.asked: list[int] = []
+        self.called: list[tuple[int, Any]] = []
         self._first = first
 
     def call(
         self, server: int, call: Call[Any, Any], argument: Any, *, ready_s: float | None = None
     ) -> Decided:
-        assert call is GET_MAP
-        self.asked.append(server)
+        self.called.append((server, argument))
         if server == 0:
-            return Decided(replace(STATE, shard_map=self._first))
+            return Decided(replace(STATE, shard_map=self._first, last_move="X"))
         assert ready_s == ASK_S, "it is waited for as for one that is started again"
         return Away(None)
 
@@ -214,12 +213,12 @@ class Gone:
         self.shard_map = shard_map
 
 
-def test_no_other_server_is_asked_where_the_first_has_a_newer_map() -> None:
-    """They may be away for longer than a lease, which a renewal is to keep."""
+def test_no_other_server_is_waited_for_where_the_first_has_a_newer_map() -> None:
+    """They may be away for longer than a lease, which a renewal is to keep; one that has left is told."""
     transport = Gone(MOVED)
     placement = Placement(transport, chunk_bytes=1)
     assert placement.newer(placement.routing, WrongServerError("")).shard_map is MOVED
-    assert transport.asked == [0]
+    assert transport.called == [(0, None), (1, EndMove(token="X", is_committed=True))]
 
 
 def test_a_server_that_is_away_during_a_move_is_not_waited_for() -> None:
