@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ctr_ps.protos.chunking import PushChunk
@@ -575,7 +576,7 @@ def test_shards_are_balanced_by_bytes_or_by_load(monkeypatch):
             pulls.join()
 
 
-def test_a_command_waits_for_a_move_whose_driver_is_gone():
+def test_a_command_waits_for_a_move_whose_driver_is_gone(monkeypatch):
     with cluster(num_servers=2, num_workers=1) as servers:
         declare(servers.client())
         transport = driver(servers)
@@ -583,16 +584,17 @@ def test_a_command_waits_for_a_move_whose_driver_is_gone():
         for server in (0, 1):
             transport.call(server, BEGIN_MOVE, begin).result()
 
-        def end() -> None:
-            for server in (0, 1):
-                transport.call(
-                    server, END_MOVE, EndMove(token="other", is_committed=False)
-                ).result()
+        echo = typer.echo
 
-        gone = threading.Timer(0.5, end)
-        gone.start()
+        def tell(what: str, **options: bool) -> None:
+            echo(what, **options)
+            if "waits for" in what:
+                for server in (0, 1):
+                    end = EndMove(token="other", is_committed=False)
+                    transport.call(server, END_MOVE, end).result()
+
+        monkeypatch.setattr(typer, "echo", tell)
         result = CliRunner().invoke(cli.app, [servers.endpoints[0], "add", servers.start_spare()])
-        gone.join()
         assert "waits for the end of move other" in result.output
         assert result.exit_code == 0, result.output
         assert connected(transport).servers == (0, 1, 2)
