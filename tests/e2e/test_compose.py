@@ -147,7 +147,7 @@ def project_of(engine: Engine, name: str, *files: str | Path) -> Project:
 def project(engine: Engine, sync: Path) -> Iterator[Project]:
     project = project_of(engine, "ctr-ps", "docker-compose.yml", sync)
     yield project
-    project.run("--profile", "monitoring", "down", "--volumes")
+    project.run("--profile", "monitoring", "--profile", "spare", "down", "--volumes")
 
 
 @pytest.fixture(scope="module")
@@ -193,23 +193,26 @@ def test_up_trains_a_model(project: Project, undisturbed: dict[str, Any]) -> Non
     in_worker(project, "test", "-s", f"{result['checkpoint']}/MANIFEST.json")
 
 
-def test_killed_containers_that_are_started_again_change_no_byte_of_the_model(
+def test_a_server_that_is_added_and_killed_containers_change_no_byte_of_the_model(
     project: Project, undisturbed: dict[str, Any]
 ) -> None:
-    """By hand: an engine restarts no container that it was told to kill."""
+    """Started again by hand: an engine restarts no container that it was told to kill."""
     project.run("down")
-    project.run("up", "--detach", "--build")
+    project.run("--profile", "spare", "up", "--detach", "--build")
     killed = [project.container("ps1"), project.container("trainer1")]
     wait_for_steps(project)
+    moved = project.run("exec", "-T", "ps0", "ps-cluster", "ps0:8500", "add", "ps2:8500")
+    assert "done:" in moved
 
     # Both at once: on a busy machine the job could be over before the second one.
     project.engine.output("docker", "kill", *killed)
     project.engine.output("docker", "start", *killed)
 
-    for service in SERVICES:
+    services = {*SERVICES, "ps2"}
+    for service in services:
         project.engine.output("docker", "wait", project.container(service))
     logs = project.run("logs", "--no-color")
-    assert project.exit_codes() == dict.fromkeys(SERVICES, 0), logs[-4000:]
+    assert project.exit_codes() == dict.fromkeys(services, 0), logs[-4000:]
     assert "replacing a lost process worker=1" in logs
     assert "recovered checkpoint=" in logs
     assert result_of(project)["model_digest"] == undisturbed["model_digest"]
