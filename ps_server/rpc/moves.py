@@ -110,10 +110,9 @@ class Moves:
                 return None
             future: WaitingFuture[None] = WaitingFuture(WAIT_S, self._give_up)
             self._waiting.append(future)
-            is_disturbed = self._move is not None and call.name in _HELD
-            if self._move is not None and is_disturbed:
+            if self._move is not None and call.name in _HELD:
                 self._move.disturbed_by = call.name
-        if is_disturbed:
+        if call.name in _HELD:
             self._engine.job.pushes.look_again()
         return future
 
@@ -230,11 +229,6 @@ class Moves:
             has_update_log=engine.keeps_log,
         )
 
-    @property
-    def _decides(self) -> bool:
-        """Whether this server is the first, whose `end_move` decides; others end a move as it did."""
-        return self._engine.owner.server_index == 0
-
     def begin_move(self, request: requests.BeginMove) -> None:
         """A move begins; see the .proto file for this and the other calls of moves."""
         with self.working:
@@ -297,16 +291,16 @@ class Moves:
             if request.number < move.num_held:
                 raise ProtocolError("a call of a move came late, after others")
             move.num_held = request.number
-            if request.phase is not Phase.RELEASE:
-                self._require_live(move)
             if request.phase is Phase.RELEASE:
                 move.phase = move.cut = None
                 move.held_s = 0.0
                 move.held.close()
-            elif move.phase is None:
-                # Before anything waits. A save that was begun on one server has to end on all.
-                move.held.enter_context(self._engine.snapshots.without_saves("a move of shards"))
-            if request.phase is not Phase.RELEASE:
+            else:
+                self._require_live(move)
+                if move.phase is None:
+                    # Before anything waits. A save that was begun on one server has to end on all.
+                    held = self._engine.snapshots.without_saves("a move of shards")
+                    move.held.enter_context(held)
                 move.phase = request.phase
             if request.phase is Phase.HOLD:
                 move.disturbed_by = ""
@@ -372,11 +366,10 @@ class Moves:
                 if not request.is_committed:
                     raise ProtocolError(f"move {request.token} has ended by the new map")
                 return
-            if self._move is None or self._move.token != request.token:
-                if request.is_committed:
-                    raise ProtocolError(f"move {request.token} is not under way: it was ended")
+            is_known = self._move is not None and self._move.token == request.token
+            if not (is_known or request.is_committed):
                 return
-            move = self._move
+            move = self._required(request.token)
             if request.is_committed:
                 if move.prepared is None:
                     raise ProtocolError(f"move {request.token} is not prepared")
@@ -450,7 +443,7 @@ class Moves:
         with self._lock:
             if (move := self._move) is None:
                 return None
-            if move.prepared is not None and not self._decides:
+            if move.prepared is not None and self._engine.owner.server_index != 0:
                 self._say_that_it_waits(move)
                 return None
             if move.silent_s < SILENT_S and move.held_s < HELD_S:

@@ -182,19 +182,14 @@ def rebalance(
 @contextmanager
 def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
     with errors_as_exit_codes():
-        endpoints = require_endpoints(split_endpoints(context.obj), "the command")
-        transport = GrpcTransport(endpoints[:1], retry_s=RETRY_S, stream=False)
-        try:
+        first, *others = require_endpoints(split_endpoints(context.obj), "the command")
+        with closing(GrpcTransport([first], retry_s=RETRY_S, stream=False)) as transport:
             if transport.call(0, GET_MAP, None, ready_s=FIRST_S).result().server != 0:
-                raise UsageError(
-                    f"{endpoints[0]} is not server 0 of its cluster: name that server first"
-                )
+                raise UsageError(f"{first} is not server 0 of its cluster: name that server first")
             connected(transport)
-            for endpoint in set(endpoints[1:]).difference(transport.shard_map.endpoints):
+            for endpoint in set(others).difference(transport.shard_map.endpoints):
                 _tell_drained(endpoint, transport.shard_map)
             yield transport
-        finally:
-            transport.close()
 
 
 def _tell_drained(endpoint: str, shard_map: ShardMap) -> None:
@@ -307,12 +302,9 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
         endpoint = after.endpoint_of(server)
         if endpoint in before.endpoints:
             continue
-        transport = GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)
-        try:
+        with closing(GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)) as transport:
             format = transport.call(0, GET_STATUS, None, ready_s=FIRST_S).result().format
             state = transport.call(0, GET_MAP, None).result()
-        finally:
-            transport.close()
         require_format(format, f"server {endpoint}")
         require_spare(endpoint, state, first)
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +33,13 @@ from ctr_ps.protos.store import merge_progress
 from ctr_ps.protos.store.moves import Cut, MapState, Moved, Phase, SeenPushes, Taken
 from ctr_ps.protos.store.state_transfer import BlockState, stretch_of
 from ctr_ps.protos.wire import calls, requests
-from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_worker.cluster import state_transfer
 from ctr_ps.ps_worker.cluster.placement import ASK_S, settle
 from ctr_ps.ps_worker.cluster.routing import Routing
-from ctr_ps.ps_worker.cluster.transport import Transport
+from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 from ctr_ps.ps_worker.extras.moves.plan import endpoints_of, num_moved
 
 logger = logging.getLogger(__name__)
-
-A = TypeVar("A")
 
 MIB = 2**20
 PART_BYTES = 2 * MIB
@@ -135,7 +132,7 @@ class Move:
             begin = requests.BeginMove(token=self.token, shard_map=self._after)
             # The first server before others: so a move that they know, and it does not, has ended.
             self._transport.call(0, calls.BEGIN_MOVE, begin).result()
-            self._to_all(calls.BEGIN_MOVE, begin)
+            results(call_all(self._transport, calls.BEGIN_MOVE, begin))
             # Again: new kernels may have taken long.
             self.progress.rows = num_moved(self._old, self._after, rows_of(self._states()))
             self._copy()
@@ -151,11 +148,8 @@ class Move:
                 raise
         self.is_committed = True
         self.progress.pause_s = time.monotonic() - self._held_at
-        others = [server for server in self._all if server != 0]
-        ending = [
-            self._transport.call(server, calls.END_MOVE, self._end(is_committed=True))
-            for server in others
-        ]
+        end, others = self._end(is_committed=True), [each for each in self._all if each != 0]
+        ending = [self._transport.call(server, calls.END_MOVE, end) for server in others]
         try:
             results_of_all_ended(ending)
         except CtrPsError as error:  # its callers tell it
@@ -175,13 +169,8 @@ class Move:
                 f"server 0 does not answer, so it is not known how the move {self.token} ends: look at the "
                 f"status when it is back ({error}; {away})"
             ) from error
-        ending = [
-            self._transport.call(
-                server, calls.END_MOVE, self._end(is_committed=False), ready_s=ASK_S
-            )
-            for server in self._all
-        ]
-        for ended in ending:
+        end = self._end(is_committed=False)
+        for ended in call_all(self._transport, calls.END_MOVE, end, ready_s=ASK_S):
             with suppress(CtrPsError):  # it ends the move by itself, or its callers tell it
                 ended.result()
         self._transport.use(self._old)
@@ -189,10 +178,6 @@ class Move:
 
     def _end(self, *, is_committed: bool) -> requests.EndMove:
         return requests.EndMove(token=self.token, is_committed=is_committed)
-
-    def _to_all(self, call: Call[Any, A], request: Any) -> list[A]:
-        pending = [self._transport.call(server, call, request) for server in self._all]
-        return results(pending)
 
     def _declare(self) -> None:
         for server in self._added:
