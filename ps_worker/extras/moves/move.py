@@ -153,7 +153,8 @@ class Move:
         try:
             results_of_all_ended(ending)
         except CtrPsError as error:  # its callers tell it
-            logger.warning("a server has not ended the move yet: %s", error)
+            again = "if it was drained, name it to ps-cluster when it is back"
+            logger.warning("a server has not ended the move yet: %s: %s", again, error)
         self._transport.use(after)
 
     def _ended_by_new_map(self, error: BaseException) -> bool:
