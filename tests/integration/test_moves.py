@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -437,7 +438,9 @@ def test_a_move_goes_on_through_a_step_that_takes_long(monkeypatch):
         random = np.random.default_rng(1)
         client.push_grad(gradients(random), push_id(worker=0, sequence=0), at=0)
         transport, spare = driver(servers), servers.start_spare()
-        driving = threading.Thread(target=add, args=(transport, spare))
+        states = states_of(transport)
+        move = Move(transport, states, with_server(transport.shard_map, spare, weights_of(states)))
+        driving = threading.Thread(target=move.run)
         driving.start()
         handlers = [each._handlers for each in (*servers.servers, servers.spares[spare])]
         moves = [each.moves for each in handlers]
@@ -448,8 +451,10 @@ def test_a_move_goes_on_through_a_step_that_takes_long(monkeypatch):
             for each in handlers:
                 each.pass_time(0.9 * SILENT_S)
             wait_until(lambda: all(each._move.silent_s < 0.5 * SILENT_S for each in moves))
+        before = time.monotonic()
         client.push_grad(gradients(random), push_id(worker=1, sequence=0), at=0).result()
         driving.join()
+        assert move._held_at > before, "the step counts as time for which calls waited"
         assert transport.shard_map.servers == (0, 1, 2)
 
 

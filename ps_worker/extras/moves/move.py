@@ -268,7 +268,10 @@ class Move:
                 cuts = self._hold_at(Phase.HOLD)
                 if len({cut.completed for cut in cuts}) > 1:
                     raise ProtocolError("a load or shrink has not come to all servers")
-                self._hold_at(Phase.DRAIN, merged(cuts))
+                cut = merged(cuts)
+                self._hold_at(Phase.DRAIN, cut)
+                if cut.step:  # for which all wait anyway
+                    self._held_at = time.monotonic()
                 self._hold_at(Phase.CLOSE)
             except (WaitTimeoutError, ProtocolError) as error:
                 self._hold_at(Phase.RELEASE)
