@@ -44,9 +44,9 @@ def test_version_is_told_by_every_command(
     module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["command", "--version"])
-    monkeypatch.setattr(
-        options.threading, "_shutdown", lambda: None
-    )  # tests after this use threads
+    # Tests after this use threads, and what is done when objects are freed.
+    monkeypatch.setattr(options.threading, "_shutdown", lambda: None)
+    monkeypatch.setattr(options.atexit, "_run_exitfuncs", lambda: None)
     monkeypatch.setattr(options.os, "_exit", sys.exit)
 
     with pytest.raises(SystemExit) as ended:
