@@ -17,7 +17,7 @@ from tests.support.needs import IN_CI
 from tests.support.streams import Broker, kafka_broker, redis_server
 
 # Kernels compile in the first example; a deadline would blame that example.
-settings.register_profile("project", deadline=None)
+settings.register_profile("project", deadline=None, max_examples=100 if IN_CI else 40)
 settings.load_profile("project")
 
 JOIN_S = 10.0

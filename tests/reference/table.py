@@ -11,13 +11,13 @@ from tests.reference.optimizers import UPDATES, Memory, Vector
 
 
 class ReferenceTable:
-    """Weights and optimizer memory by key, and for each subscriber the keys that changed."""
+    """Weights and optimizer memory by key, and for each of some subscribers the keys that changed."""
 
-    def __init__(self, spec: TableSpec, num_subscribers: int = 0) -> None:
+    def __init__(self, spec: TableSpec, subscribers: Iterable[int] = ()) -> None:
         self.spec = spec
         self.weights: dict[int, Vector] = {}
         self.memories: dict[int, Memory] = {}
-        self.changed: list[set[int]] = [set() for _ in range(num_subscribers)]
+        self.changed: dict[int, set[int]] = {subscriber: set() for subscriber in subscribers}
 
     def initial(self, key: int) -> Vector:
         spec = self.spec
@@ -48,10 +48,10 @@ class ReferenceTable:
         for key in small:
             del self.weights[key]
             self.memories.pop(key, None)
-            for changed in self.changed:
+            for changed in self.changed.values():
                 changed.discard(key)
         return len(small)
 
     def mark(self, key: int) -> None:
-        for changed in self.changed:
+        for changed in self.changed.values():
             changed.add(key)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import UnknownChangesError
@@ -41,7 +41,6 @@ shrinks = st.tuples(st.just("shrink"), st.just(0), st.just(0))
 takes = st.tuples(st.just("take"), st.sampled_from(TARGETS), st.integers(1, 40))
 
 
-@settings(max_examples=100)
 @given(steps=st.lists(pushes | takes | shrinks, max_size=30))
 def test_targets_end_with_the_rows_and_candidates_of_the_source(
     steps: list[tuple[str, int, int]],

@@ -28,6 +28,7 @@ from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.reference.feature_life import ReferenceLives
 from tests.reference.table import ReferenceTable
 from tests.support.local_transport import LocalTransport, joined_client
+from tests.support.needs import IN_CI
 from tests.support.rows import resident_bytes
 from tests.support.statistics import Counted, counted_by, counted_on
 from tests.support.stores import push_id
@@ -133,7 +134,7 @@ class LifeMachine(RuleBasedStateMachine):
             assert counted_on(self.stores, "t") == expected
 
 
-LifeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+LifeMachine.TestCase.settings = settings(max_examples=40 if IN_CI else 20, stateful_step_count=20)
 test_cluster_is_a_dict = LifeMachine.TestCase
 
 

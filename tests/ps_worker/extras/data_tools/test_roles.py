@@ -35,6 +35,7 @@ from ctr_ps.ps_worker.extras.data_tools.roles import (
 )
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample, sample_of
 from ctr_ps.ps_worker.job import load_job
+from tests.support.needs import IN_CI
 
 ROWS = 400
 RNG = np.random.default_rng(1)
@@ -815,7 +816,9 @@ def lists_of(values: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[lis
 
 
 @settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=150 if IN_CI else 60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
 )
 @given(table=tables(), suffix=st.sampled_from([".parquet", ".csv", ".orc"]))
 def test_every_row_is_read_by_what_was_proposed(
