@@ -75,6 +75,15 @@ def nothing_is_left_behind() -> Iterator[None]:
         assert not children.read_text().split(), "a child process still runs"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def disks_are_waited_for_in_ci() -> Iterator[None]:
+    """Other processes see at once what was written, and no test stops the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not IN_CI:
+            patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").exists() else 0
 
