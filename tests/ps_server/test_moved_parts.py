@@ -95,7 +95,7 @@ def test_a_table_that_changes_all_the_time_does_not_hold_up_others() -> None:
     source.engine.parameters.begin_move(AFTER)
 
     taken: dict[str, int] = {}
-    while taken.get("cold", 0) < source.engine.parameters.table("cold").rows_of_shards()[1][1]:
+    while taken.get("cold", 0) < source.engine.parameters.table("cold").loads_of_shards()[1][1]:
         taking = source.engine.parameters.take_moved(1, PART_BYTES, with_counts=False)
         for rows in taking.moved.rows:
             taken[rows.table] = taken.get(rows.table, 0) + rows.keys.size

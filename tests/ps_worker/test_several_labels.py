@@ -99,7 +99,7 @@ def trained(name: str, data: Path, tmp_path: Path, *settings: str) -> dict[str, 
             "schema": f"{data}/schema.toml",
         },
         "checkpoint": {"dir": f"{tmp_path}/model"},
-        "train": {"batch_size": 512, "epochs": 3},
+        "train": {"batch_size": 256, "epochs": 3},
         "optimizer": {
             "sparse": {"name": "adagrad", "learning_rate": 0.1},
             "dense": {"name": "adam", "learning_rate": 0.003},
