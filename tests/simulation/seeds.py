@@ -15,6 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.rpc import service
 from ctr_ps.ps_server.settings import LogSync
@@ -529,6 +532,7 @@ class Simulator:
         for spec in (*plan.specs.tables, plan.specs.dense, COUNTER_TABLE):
             KERNELS.prepare(spec)
         KERNELS.prepare_loading()
+        ShardMap.of(2).route(np.zeros(1, np.uint64), 1)  # an undisturbed run has one server
         self.undisturbed(2, 1)  # what a first run imports and builds, forks have, too
 
         if undisturbed is not None and not undisturbed.exists():
