@@ -239,12 +239,14 @@ class PrepareMoveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EndMoveRequest(_message.Message):
-    __slots__ = ("token", "is_committed")
+    __slots__ = ("token", "is_committed", "epoch")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     token: str
     is_committed: bool
-    def __init__(self, token: _Optional[str] = ..., is_committed: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, token: _Optional[str] = ..., is_committed: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class EndMoveResponse(_message.Message):
     __slots__ = ()

@@ -389,7 +389,7 @@ PREPARE_MOVE: Call[requests.PrepareMove, None] = _call(
     is_logged=True,
     is_long=True,
 )
-# Also by a client whose driver is gone.
+# By a client whose driver is gone, too, but at the first server (ps_server/rpc/server.py).
 END_MOVE: Call[requests.EndMove, None] = _call(
     "EndMove", record(requests.EndMove), no_fields, is_logged=True, is_long=True
 )

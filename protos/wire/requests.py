@@ -322,3 +322,4 @@ class PrepareMove:
 class EndMove:
     token: str
     is_committed: bool
+    epoch: int = 0

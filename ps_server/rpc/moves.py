@@ -362,6 +362,7 @@ class Moves:
     def end_move(self, request: requests.EndMove) -> None:
         """The move ends, by the new map or the old one."""
         with self.working:
+            request = replace(request, token=request.token or self._past(request.epoch))
             if request.token == self._engine.last_move:
                 if not request.is_committed:
                     raise ProtocolError(f"move {request.token} has ended by the new map")
@@ -402,6 +403,15 @@ class Moves:
         )
         if has_left:
             self.on_drained()
+
+    def _past(self, epoch: int) -> str:
+        """Returns the token of the move under way if the first server's map of this epoch tells its end.
+
+        No map of a server's cluster could follow without the end of its move. Else that of the last move.
+        """
+        move, is_spare = self._move, self._engine.owner.server_index == NO_SERVER
+        is_past = move is not None and not is_spare and move.next_map.epoch <= epoch
+        return move.token if move is not None and is_past else self._engine.last_move
 
     def _commit(self, move: _Move, prepared: requests.PrepareMove) -> None:
         engine = self._engine

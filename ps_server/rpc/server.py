@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,9 +18,10 @@ from ctr_ps.protos.errors import AbortedError, IdleError, LogError, NoMemoryErro
 from ctr_ps.protos.format import FORMAT
 from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
 from ctr_ps.protos.store import StreamOffer
-from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.calls import CALLS, END_MOVE, Call
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import HealthService
+from ctr_ps.protos.wire.security.access import Access
 from ctr_ps.protos.wire.security.authorization import interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -85,7 +87,7 @@ class Server:
         self._credentials = credentials or Credentials()
         self._server = grpc.aio.server(
             options=server_options(ports=1 if settings.stream_port is None else 2),
-            interceptors=interceptors_of(self._credentials, CALLS.values()),
+            interceptors=interceptors_of(self._credentials, _calls_of(engine.owner.server_index)),
         )
         self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
         self._handlers.moves.on_drained = self._on_drained
@@ -402,3 +404,9 @@ class Server:
             return await self.wait()
         finally:
             await self.stop()
+
+
+def _calls_of(server: int) -> list[Call[Any, Any]]:
+    """Returns the calls that a server answers, with their access: the first one's EndMove decides."""
+    decides = replace(END_MOVE, access=Access.ADMIN)
+    return [decides if each is END_MOVE and server == 0 else each for each in CALLS.values()]

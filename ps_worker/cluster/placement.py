@@ -73,7 +73,8 @@ class Placement:
 
         Raises `error` if there is none.
         """
-        if self.epoch <= routing.shard_map.epoch and not self._takes_first():
+        self._ask_first()
+        if self.epoch <= routing.shard_map.epoch:
             raise error
         return self.routing
 
@@ -86,7 +87,8 @@ class Placement:
         if self.epoch > epoch:
             return self.routing
         # The first server alone, if it knows: others may be away, and a renewal cannot wait for them.
-        if not self._takes_first() and self._takes(settle(self._transport, at_least=epoch + 1)):
+        self._ask_first()
+        if self.epoch <= epoch and self._takes(settle(self._transport, at_least=epoch + 1)):
             settle(self._transport, at_least=self.epoch)  # those added may not know either
         if self.epoch > epoch:
             return self.routing
@@ -94,18 +96,20 @@ class Placement:
             return routing
         raise error
 
-    def _takes_first(self) -> bool:
-        """Takes the map of the first server if it answers soon; returns whether that is newer."""
+    def _ask_first(self) -> None:
+        """Takes the map of the first server, if it answers soon, and that is newer."""
         try:
-            newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result()
+            newest = self._transport.call(0, calls.GET_MAP, None, ready_s=ASK_S).result().shard_map
         except CtrPsError:
-            return False
-        if newest.shard_map.epoch > self.epoch:
-            end = requests.EndMove(token=newest.last_move, is_committed=True)
-            drained = {*self.routing.shard_map.servers} - {*newest.shard_map.servers}
-            for server in drained:  # nobody calls it any more, and its driver may be gone
-                self._transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
-        return self._takes(newest.shard_map)
+            return
+        before = self.routing.shard_map
+        if newest.epoch > before.epoch:
+            end = requests.EndMove(token="", is_committed=True, epoch=newest.epoch)
+            for server in before.servers:
+                # Nobody calls it any more, and its driver may be gone.
+                if before.endpoint_of(server) not in newest.endpoints:
+                    self._transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
+            self._takes(newest)
 
     def _takes(self, shard_map: ShardMap) -> bool:
         """Places calls by a map from now on, if it is newer than the known one; returns whether it is."""
@@ -117,12 +121,14 @@ class Placement:
             return True
 
 
-def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
+def settle(
+    transport: Transport, *, at_least: float = math.inf, ready_s: float | None = None
+) -> ShardMap:
     """Asks all servers for their maps, and returns that of the first one, once it has no doubt.
 
     While that is away, one of an epoch `at_least` so new is enough from any, as the first has decided it.
     Those that wait for the end of a move that is known so are told. Another than the first one that does
-    not answer soon is left out: its callers ask again.
+    not answer soon is left out: its callers ask again. For the first one see `Transport.call`.
     """
     _, *others = transport.shard_map.servers
     asked = [
@@ -136,7 +142,7 @@ def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
     is_enough = newest is not None and newest.shard_map.epoch >= at_least
     try:
         # After the others: a move of theirs that it does not know by now was never committed.
-        ready_s = ASK_S if is_enough else None
+        ready_s = ASK_S if is_enough else ready_s
         newest = transport.call(0, calls.GET_MAP, None, ready_s=ready_s).result()
     except TransportError:
         if newest is None or not is_enough:
@@ -144,7 +150,7 @@ def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
     ends = [
         transport.call(server, calls.END_MOVE, end, ready_s=ASK_S)
         for server, state in states.items()
-        if (end := _end_of(state, newest)) is not None
+        if (end := end_of(state, newest)) is not None
     ]
     for ended in ends:
         with suppress(CtrPsError):  # restarted since, or away: its callers ask again
@@ -152,7 +158,7 @@ def settle(transport: Transport, *, at_least: float = math.inf) -> ShardMap:
     return newest.shard_map
 
 
-def _end_of(state: MapState, known: MapState) -> requests.EndMove | None:
+def end_of(state: MapState, known: MapState) -> requests.EndMove | None:
     """Returns what a server is told of its move, None if it may be under way still."""
     # No other move could begin with a server that takes part in this one: a later map came by it.
     is_past = state.server is not None and known.shard_map.epoch > state.shard_map.epoch

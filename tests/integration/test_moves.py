@@ -228,8 +228,8 @@ def test_a_server_that_a_dead_driver_has_prepared_is_added_by_another():
 
 @pytest.mark.parametrize(
     ("its_map", "is_told"),
-    [({}, True), ({"endpoints": ("other:1", "other:2")}, False), ({"epoch": 2}, False)],
-    ids=["drained", "of another cluster", "of the map, by another name"],
+    [({}, True), ({"endpoints": ("other:1", "other:2")}, False)],
+    ids=["drained", "of another cluster"],
 )
 def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(its_map, is_told):
     with cluster(num_servers=2, num_workers=1) as servers:
@@ -252,6 +252,32 @@ def test_a_drained_server_that_was_away_at_the_end_is_told_if_it_is_named(its_ma
         told = f"{servers.endpoints[1]} was told that its shards have moved"
         assert (told in status(*servers.endpoints)) == is_told
         assert drained.moves_shards != is_told
+
+
+def test_a_spare_whose_move_was_ended_while_its_driver_was_gone_is_told_if_it_is_named(monkeypatch):
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        transport, spare = driver(servers), servers.start_spare()
+        states = states_of(transport)
+        move = Move(transport, states, with_server(transport.shard_map, spare, weights_of(states)))
+        call = transport.call
+
+        def dies(server, of, *arguments, **options):
+            if of is END_MOVE:
+                raise DriverKilledError
+            return call(server, of, *arguments, **options)
+
+        monkeypatch.setattr(transport, "call", dies)
+        with pytest.raises(DriverKilledError):
+            move.run()
+        for each in (*servers.servers, servers.spares[spare]):
+            each._handlers.pass_time(SILENT_S)
+        waits = servers.spares[spare]._handlers.moves
+        assert waits.is_under_way
+
+        named = CliRunner().invoke(cli.app, [f"{servers.endpoints[0]},{spare}", "status"])
+        assert f"{spare} was told that nothing has moved" in named.output
+        assert not waits.is_under_way
 
 
 @pytest.mark.parametrize("loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])

@@ -18,15 +18,17 @@ from ctr_ps.protos.errors import (
     WrongServerError,
 )
 from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
 from ctr_ps.protos.store.moves import Cut, LogRecord, Phase
 from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.rpc.moves import HELD_S
 from ctr_ps.ps_worker.cluster.placement import settle
 from ctr_ps.ps_worker.extras.moves import move as moving
 from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
-from ctr_ps.ps_worker.extras.moves.plan import with_server
+from ctr_ps.ps_worker.extras.moves.plan import with_server, without_server
 from tests.support.local_transport import Answer
 from tests.support.moving import (
     KEYS,
@@ -415,6 +417,38 @@ def test_pushes_of_a_process_that_takes_a_place_while_servers_hold_are_not_lost(
         servers.client._placement.newer(servers.client._routing, WrongServerError(""))
         servers.push_parts(newer)
         assert servers.weights() == {3.0: KEYS.size}
+
+
+@pytest.mark.parametrize("next_moves", [0, 1, 2])
+def test_a_server_that_was_drained_while_it_was_away_is_told_by_who_follows(
+    tmp_path: Path, next_moves: int
+) -> None:
+    """Even after further moves, whose last one may give its index to another."""
+    with moving_servers(tmp_path) as servers:
+        servers.begin()
+        servers.push(0)
+
+        def move(plan: Callable[..., ShardMap], what: Any, before: Any = lambda *_: None) -> None:
+            transport = MovingTransport(servers, before)
+            transport.shard_map = ShardMap.of(1, ("s0:1",))  # it knows the first server only
+            transport.use(settle(transport))
+            states = states_of(transport)
+            Move(transport, states, plan(transport.shard_map, what, weights_of(states))).run()
+
+        def away(endpoint: str, call: Call[Any, Any], _: Any) -> None:
+            if endpoint == "s1:1" and call is calls.END_MOVE:
+                raise TransportError("away")
+
+        move(without_server, 1, away)
+        if next_moves:
+            move(with_server, SPARE)
+        if next_moves > 1:
+            move(without_server, 1)
+        drained = servers.handlers["s1:1"].moves
+        assert drained.is_under_way
+        servers.push(1)
+        assert not drained.is_under_way
+        assert servers.weights() == {2.0: KEYS.size}
 
 
 @pytest.mark.parametrize(

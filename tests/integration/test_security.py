@@ -15,9 +15,9 @@ from ctr_ps.protos.errors import AccessError, UnknownCallerError
 from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.store import Missing
 from ctr_ps.protos.wire import calls
-from ctr_ps.protos.wire.calls import CALLS, Call
+from ctr_ps.protos.wire.calls import CALLS, END_MOVE, Call
 from ctr_ps.protos.wire.heter import HETER_CALLS
-from ctr_ps.protos.wire.requests import PullSparse
+from ctr_ps.protos.wire.requests import EndMove, PullSparse
 from ctr_ps.protos.wire.security.access import Access
 from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
 from ctr_ps.ps_server.rpc.health import why_not_serving
@@ -79,14 +79,16 @@ def assert_access_counts(servers: Cluster, by_access: dict[Access, Credentials])
     """Each call is refused to callers with less access than it needs, and to no other."""
     (endpoint,) = servers.endpoints
     before = servers.stores[0].status(), servers.stores[0].digest()
+    needed = {call: call.access for call in CALLS.values()}
+    needed[END_MOVE] = Access.ADMIN  # at the first server, for all
     for call in CALLS.values():
         for access, credentials in by_access.items():
-            if access < call.access:
+            if access < needed[call]:
                 found = status_of(endpoint, credentials, call)
                 assert found is grpc.StatusCode.PERMISSION_DENIED, (call.name, access)
     assert (servers.stores[0].status(), servers.stores[0].digest()) == before
     for call in CALLS.values():
-        found = status_of(endpoint, by_access[call.access], call)
+        found = status_of(endpoint, by_access[needed[call]], call)
         assert found not in REFUSED, call.name
 
 
@@ -200,6 +202,8 @@ def test_worker_is_told_what_its_credentials_lack(token_file: Path) -> None:
             wait_for_servers(transport, LIMIT_S)
             client = ClusterClient(transport)
             client.join(0, INCARNATION, terms={}).result()
+            with pytest.raises(AccessError, match="EndMove needs the access 'admin'"):
+                transport.call(0, END_MOVE, EndMove(token="", is_committed=True, epoch=2)).result()
             with pytest.raises(AccessError, match="Shrink needs the access 'admin'"):
                 client.shrink(dry_run=True)
 

@@ -27,8 +27,8 @@ from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, command_app, run_command
 from ctr_ps.protos.store.moves import MapState
 from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, GET_STATUS
-from ctr_ps.protos.wire.requests import EndMove
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.cluster.placement import end_of
 from ctr_ps.ps_worker.extras.moves.move import (
     MIB,
     MIB_PER_S,
@@ -188,22 +188,24 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
                 raise UsageError(f"{first} is not server 0 of its cluster: name that server first")
             connected(transport)
             for endpoint in set(others).difference(transport.shard_map.endpoints):
-                _tell_drained(endpoint, transport.shard_map)
+                _tell(endpoint, transport.call(0, GET_MAP, None).result())
             yield transport
 
 
-def _tell_drained(endpoint: str, shard_map: ShardMap) -> None:
-    """Tells a server that its shards have moved: one that was away then has no callers since."""
+def _tell(endpoint: str, first: MapState) -> None:
+    """Tells a server that is in the map no more, or not yet, how the move ended that it has prepared."""
     with closing(GrpcTransport([endpoint], retry_s=0.0, stream=False)) as transport:
         try:
             state = transport.call(0, GET_MAP, None, ready_s=0.0).result()
-            before = state.shard_map
-            # No newer map of this cluster could follow without the end of its move.
-            is_of_cluster = before.endpoints[:1] == shard_map.endpoints[:1]
-            if state.move and is_of_cluster and before.epoch < shard_map.epoch:
-                end = EndMove(token=state.move, is_committed=True)
-                transport.call(0, END_MOVE, end).result()
-                typer.echo(f"{endpoint} was told that its shards have moved", err=True)
+            is_spare = state.server is None
+            is_of_cluster = state.shard_map.endpoints[:1] == first.shard_map.endpoints[:1]
+            end = end_of(state, first) if is_spare or is_of_cluster else None
+            if end is None:
+                typer.echo(f"{endpoint} waits for the end of no move of this cluster", err=True)
+                return
+            transport.call(0, END_MOVE, end).result()
+            how = "its shards have moved" if end.is_committed else "nothing has moved"
+            typer.echo(f"{endpoint} was told that {how}", err=True)
         except CtrPsError as error:
             typer.echo(str(error), err=True)
 

@@ -212,6 +212,32 @@ def test_server_that_was_added_and_away_at_the_end_of_that_move_is_told() -> Non
     assert told == [(1, EndMove(token="X", is_committed=True))]
 
 
+def test_first_server_that_is_away_is_waited_for_within_the_limit_where_another_is_to_be_told() -> (
+    None
+):
+    servers = Servers([0.0, 0.0], [(0, 2), (NO_SERVER, 1)])
+    servers.newest = replace(servers.shard_map, epoch=2)
+    call, asked = servers.call, []
+
+    def away(server: int, of: Call[None, Any], _: None, *, ready_s: float | None = None) -> Any:
+        if server or of is not GET_MAP:
+            return call(server, of, None, ready_s=ready_s)
+        asked.append(ready_s)
+        if len(asked) < 3:
+            return call(server, of, None, ready_s=ready_s)
+
+        def never() -> None:
+            servers.now += 1000.0 if ready_s is None else ready_s
+            raise TransportError("ps-0:1 refused")
+
+        return Answer(never)
+
+    servers.call = away
+    with pytest.raises(TransportError, match="did not answer within 25 s"):
+        servers.wait(25.0)
+    assert servers.now < 40.0
+
+
 def test_time_for_which_this_process_was_stopped_is_not_waited() -> None:
     servers = Servers([100.0])
     call = servers.call

@@ -218,7 +218,37 @@ def test_no_other_server_is_waited_for_where_the_first_has_a_newer_map() -> None
     transport = Gone(MOVED)
     placement = Placement(transport, chunk_bytes=1)
     assert placement.newer(placement.routing, WrongServerError("")).shard_map is MOVED
-    assert transport.called == [(0, None), (1, EndMove(token="X", is_committed=True))]
+    assert transport.called == [(0, None), (1, EndMove(token="", is_committed=True, epoch=2))]
+
+
+def test_of_two_callers_that_ask_the_first_server_at_once_both_follow() -> None:
+    """One takes the map; the other does not take that for no newer one, nor waits for who is away."""
+    transport, both_ask = Gone(MOVED), threading.Barrier(2)
+    call = transport.call
+
+    def at_once(server: int, *args: Any, **options: Any) -> Decided:
+        answer = call(server, *args, **options)
+        if server == 0:
+            both_ask.wait(30)
+        return answer
+
+    transport.call = at_once
+    placement = Placement(transport, chunk_bytes=1)
+    answers: list[int] = []
+
+    def follow() -> None:
+        placed = placement.placed(
+            lambda routing: Away(None) if routing.shard_map is BEFORE else Decided(1)
+        )
+        answers.append(placed.result())
+
+    threads = [threading.Thread(target=follow, daemon=True) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert answers == [1, 1]
+    assert [server for server, argument in transport.called if argument is None] == [0, 0]
 
 
 def test_a_server_that_is_away_during_a_move_is_not_waited_for() -> None:
