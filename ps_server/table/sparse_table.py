@@ -170,7 +170,7 @@ class SparseTable:
         if grad.keys.size:
             require_examples(f"table {self.spec.name!r}", grad.examples)
         require_counts(self.spec.name, grad, keeps_statistics=self.spec.statistics is not None)
-        self._count_by_shard(grad.keys)
+        self._accesses += self._count_by_shard(grad.keys)
         require_unique(f"push to table {self.spec.name!r}", grad.keys, GradientError)
 
     @property
@@ -193,7 +193,8 @@ class SparseTable:
         out = np.empty((keys.size, self.spec.dim), np.float32)
         reads_initial = self.spec.admission is None and missing is Missing.INITIAL
         default = np.float32(self.spec.default_value)
-        with self._locked_for(keys):
+        with self._locked_for(keys) as counts:
+            self._accesses += counts
             initializer = self._new_row.initializer
             gather_rows(self._arrays, initializer, read_only(keys), reads_initial, default, out)
         return out
@@ -521,7 +522,7 @@ class SparseTable:
     def loads_of_shards(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns this server's shards, the rows of each, and the keys of its pulls and pushes so far.
 
-        Each is int64[N]; keys are about so many: threads do not wait for each other to count them.
+        Each is int64[N]. Keys are about so many: two threads at once may lose some.
         """
         shards = np.array(self.shards, np.int64)  # once: they may move
         return shards, self._num_rows[shards], self._accesses[shards]
@@ -628,15 +629,15 @@ class SparseTable:
         return self._shard_map.count_by_shard(read_only(keys), self.spec.num_shards, server)
 
     @contextmanager
-    def _locked_for(self, keys: Keys, server: int | None = None) -> Iterator[None]:
+    def _locked_for(self, keys: Keys, server: int | None = None) -> Iterator[NDArray[np.int64]]:
+        """Holds the locks of the shards of `keys`, and gives the number of keys in each shard."""
         while True:
             shard_map = self._shard_map
             counts = self._count_by_shard(keys, server)
             with self._locked(np.flatnonzero(counts).tolist()):
                 # Else shards may have moved away before they were locked.
                 if self._shard_map is shard_map:
-                    self._accesses += counts
-                    yield
+                    yield counts
                     return
 
     @contextmanager

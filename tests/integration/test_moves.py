@@ -479,7 +479,7 @@ def test_a_move_goes_on_through_a_step_that_takes_long(monkeypatch):
             wait_until(lambda: all(each._move.silent_s < 0.5 * SILENT_S for each in moves))
         before = time.monotonic()
         client.push_grad(gradients(random), push_id(worker=1, sequence=0), at=0).result()
-        driving.join()
+        driving.join(60.0)
         assert move._held_at > before, "the step counts as time for which calls waited"
         assert transport.shard_map.servers == (0, 1, 2)
 
@@ -559,7 +559,7 @@ def test_the_command_names_why_a_server_is_not_added(monkeypatch):
 
 
 def test_shards_are_balanced_by_bytes_or_by_load(monkeypatch):
-    monkeypatch.setattr(cli, "LOAD_S", 0.3)
+    monkeypatch.setattr(cli, "LOAD_S", 1.0)
     with cluster(num_servers=2, num_workers=1) as servers:
         client = servers.client()
         declare(client)
@@ -601,7 +601,7 @@ def test_shards_are_balanced_by_bytes_or_by_load(monkeypatch):
         pulls.start()
         try:
             assert shares("load") == pytest.approx((100.0, 50.0), abs=1.0)
-            assert shares("load") == pytest.approx((50.0, 50.0), abs=10.0)
+            assert shares("load") == pytest.approx((50.0, 50.0), abs=15.0)
         finally:
             is_over.set()
             pulls.join()

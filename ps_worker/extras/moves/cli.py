@@ -7,7 +7,7 @@
     ps-cluster 10.0.0.1:7164 rebalance
 
 The endpoint is that of server 0, which knows the others. A command that is interrupted, or fails, leaves
-the servers as they were, and may be given again.
+the shards where they were, or where they were to go, and may be given again.
 """
 
 import sys
@@ -60,6 +60,8 @@ RETRY_S = 30.0
 TELL_S = 2.0
 LOAD_S = 10.0
 """For which pulls and pushes are counted."""
+LOAD_SHARE = 100
+"""Times as much as all rows all load weighs."""
 
 NewServer = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
@@ -260,17 +262,15 @@ def _move(
 
 
 def _weights(transport: GrpcTransport, states: Mapping[int, MapState], by: By) -> list[int]:
-    """Returns the weights of places; raises UsageError if there is no load."""
+    """Returns the weights of places; raises UsageError as `accesses_between`."""
     if by is not By.LOAD:
         return weights_of(states, "rows" if by is By.ROWS else "row_bytes")
     typer.echo(f"counts pulls and pushes for {LOAD_S:g} s", err=True)
     time.sleep(LOAD_S)
-    accesses = accesses_between(states, states_of(transport))
-    if not any(accesses):
-        raise UsageError(
-            f"nothing was pulled or pushed for {LOAD_S:g} s, so there is no load to share"
-        )
-    return accesses
+    accesses, rows = accesses_between(states, states_of(transport)), weights_of(states)
+    # Rows count a little: places without load have them, too.
+    of_load, of_rows = LOAD_SHARE * sum(rows), sum(accesses)
+    return [of_load * load + of_rows * own for load, own in zip(accesses, rows, strict=True)]
 
 
 def _shares(shard_map: ShardMap, weights: Sequence[int]) -> str:

@@ -376,29 +376,39 @@ def merged(cuts: Sequence[Cut]) -> Cut:
 
 def rows_of(states: Mapping[int, MapState]) -> list[int]:
     """Returns the rows of each place, on all servers."""
-    return [int(each) for each in _on_all(states, "rows")]
+    return [int(each) for each in _of_servers(states, "rows").sum(axis=0)]
 
 
 def weights_of(
     states: Mapping[int, MapState], by: Literal["rows", "row_bytes"] = "rows"
 ) -> list[int]:
     """Returns the rows of each place, on all servers, or their bytes; and one for each shard."""
-    weights = _on_all(states, by)
+    weights = _of_servers(states, by).sum(axis=0)
     for table in states[0].tables:
         np.add.at(weights, np.arange(table.num_shards) % weights.size, 1)
     return [int(each) for each in weights]
 
 
 def accesses_between(before: Mapping[int, MapState], after: Mapping[int, MapState]) -> list[int]:
-    """Returns the keys of pulls and pushes of each place, on all servers, from one moment to another."""
-    accesses = _on_all(after, "accesses") - _on_all(before, "accesses")
-    return [max(0, int(each)) for each in accesses]  # a server that was restarted counts from 0
+    """Returns the keys of pulls and pushes of each place, on all servers, from one moment to another.
+
+    Raises UsageError if there were none, or a server was restarted meanwhile: it counts from 0.
+    """
+    accesses = _of_servers(after, "accesses") - _of_servers(before, "accesses")
+    if accesses.min() < 0:
+        raise UsageError(
+            "a server was restarted while its load was counted: give the command again"
+        )
+    if not accesses.any():
+        raise UsageError("nothing was pulled or pushed meanwhile, so there is no load to share")
+    return [int(each) for each in accesses.sum(axis=0)]
 
 
-def _on_all(states: Mapping[int, MapState], column: str) -> NDArray[np.int64]:
-    of_servers = np.array([getattr(each, column) for each in states.values()], np.int64)
-    total: NDArray[np.int64] = of_servers.sum(axis=0)
-    return total
+def _of_servers(states: Mapping[int, MapState], column: str) -> NDArray[np.int64]:
+    """Returns a column of the states, int64[servers, places]."""
+    if not all(getattr(each, column) for each in states.values()):
+        raise UsageError(f"a server is of an older version, which does not tell {column}")
+    return np.array([getattr(each, column) for each in states.values()], np.int64)
 
 
 def states_of(transport: Transport) -> dict[int, MapState]:
@@ -406,9 +416,11 @@ def states_of(transport: Transport) -> dict[int, MapState]:
 
     Raises UsageError if one has another map, or another place in it.
     """
-    shard_map, states = transport.shard_map, {}
-    for server in shard_map.servers:
-        states[server] = state = transport.call(server, calls.GET_MAP, None).result()
+    shard_map = transport.shard_map
+    # All at once, as their loads are compared.
+    found = results(call_all(transport, calls.GET_MAP, None))
+    states = dict(zip(shard_map.servers, found, strict=True))
+    for server, state in states.items():
         if (state.server, state.shard_map) != (server, shard_map):
             raise UsageError(
                 f"{shard_map.endpoint_of(server)} is server {state.server} of the shard map "

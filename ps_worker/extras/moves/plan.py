@@ -14,6 +14,12 @@ from ctr_ps.protos.placement import NUM_PLACES, ShardMap
 FEWEST = 1e-3
 """Weight of a place without rows: its shards may get some."""
 
+ENOUGH = 1.1
+"""A place goes from one server to another if these differ by so many times its weight."""
+
+LEAST_GAIN = 0.01
+"""Places that together have less of a server's share stay."""
+
 STRIDE = 633
 """Among places alike, every third or so is taken: shards are at the first ones, 16 of a table or 1,024."""
 
@@ -45,9 +51,10 @@ def with_another(shard_map: ShardMap, server: int, endpoint: str) -> ShardMap:
 
 
 def balanced(shard_map: ShardMap, rows: Sequence[int]) -> ShardMap:
-    """Returns a map of the next epoch with the same servers, whose weights differ by at most one place.
+    """Returns a map of the next epoch with the same servers, whose weights differ by about one place at most.
 
-    Places of servers that are not in the map are given away first, the heaviest first.
+    Places of servers that are not in the map are given away first, the heaviest first. Others stay where
+    they would not help: one whose weight is most of the difference, and those that have almost none.
     """
     weights = np.maximum(np.array(rows, float), FEWEST)
     owners = np.array(shard_map.owners)
@@ -58,16 +65,17 @@ def balanced(shard_map: ShardMap, rows: Sequence[int]) -> ShardMap:
         lightest = min(servers, key=loads.__getitem__)
         owners[place] = lightest
         loads[lightest] += weights[place]
+    least = LEAST_GAIN * weights.sum() / len(servers)
     while True:
         heaviest, lightest = (
             max(servers, key=loads.__getitem__),
             min(servers, key=loads.__getitem__),
         )
         places = np.flatnonzero(owners == heaviest)
-        fitting = places[weights[places] < loads[heaviest] - loads[lightest]]
+        fitting = places[ENOUGH * weights[places] <= loads[heaviest] - loads[lightest]]
         # The place that leaves the two most alike.
         gap = (loads[heaviest] - loads[lightest]) / 2
-        if not fitting.size or len(places) == 1:
+        if weights[fitting].sum() <= least or len(places) == 1:
             break
         off = np.abs(weights[fitting] - gap)
         alike = fitting[off == off.min()]

@@ -11,8 +11,15 @@ from ctr_ps.protos.placement import NUM_PLACES, ShardMap
 from ctr_ps.protos.store.moves import Cut, MapState, SeenPushes
 from ctr_ps.ps_worker.extras.moves import cli
 from ctr_ps.ps_worker.extras.moves.cli import require_spare
-from ctr_ps.ps_worker.extras.moves.move import FEW_ROWS, MIB, Move, merged
-from ctr_ps.ps_worker.extras.moves.plan import without_server
+from ctr_ps.ps_worker.extras.moves.move import (
+    FEW_ROWS,
+    MIB,
+    Move,
+    accesses_between,
+    merged,
+    weights_of,
+)
+from ctr_ps.ps_worker.extras.moves.plan import balanced, without_server
 from tests.support.local_transport import Answer
 
 SPARE, FIRST = "ps-2:1", "ps-0:1"
@@ -88,6 +95,28 @@ def test_no_rows_move_between_servers_that_stay_where_balance_needs_none() -> No
     after = without_server(shard_map, 2, rows)
 
     assert [after.owners[each] for each in (0, 3, 1, 4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_hot_place_alone_moves_nothing(is_idle: bool) -> None:
+    shard_map = ShardMap.of(2, ("a:1", "b:1"))
+    load = [0 if is_idle else each % 5 for each in range(NUM_PLACES)]
+    load[0] = 10**6
+
+    assert balanced(shard_map, load).owners == shard_map.owners
+
+
+def test_load_is_that_between_two_moments_of_servers_that_count_on() -> None:
+    def states(*accesses: int) -> dict[int, MapState]:
+        return {server: state(FIRST, accesses=[of, 1]) for server, of in enumerate(accesses)}
+
+    assert accesses_between(states(5, 7), states(8, 9)) == [5, 0]
+    for after, why in (((4, 9), "was restarted"), ((5, 7), "nothing was pulled or pushed")):
+        with pytest.raises(UsageError, match=why):
+            accesses_between(states(5, 7), states(*after))
+    for by in ("rows", "row_bytes"):
+        with pytest.raises(UsageError, match=f"of an older version, which does not tell {by}"):
+            weights_of({0: state(FIRST)}, by)
 
 
 def test_the_cut_has_all_that_has_come_to_any_server() -> None:
