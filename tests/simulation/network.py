@@ -151,6 +151,8 @@ class Network:
                 return
             if join.shard_map_epoch > self._refused_at.get(client, (0.0, join.shard_map_epoch))[1]:
                 del self._refused_at[client]  # of servers before a move, which it asked no more
+            if server.name == "server.0":  # of several that come, it has one
+                self._holders[client.name] = client.number
             self.wrong += [
                 f"{client} has the place of start {number}, heard of {self._world.now - at:.2f} s before"
                 for number, at in heard.items()
@@ -163,7 +165,6 @@ class Network:
             self._left.add((server.name, client))
         elif name in OF_MEMBERS and (server.name, client) not in self._left:
             heard[client.number] = began
-            self._holders[client.name] = max(self._holders.get(client.name, 0), client.number)
 
     def forget(self, server: str) -> None:
         """A server has lost all that it knew."""
@@ -197,8 +198,8 @@ class Network:
 
     def publishes(self, process: Process) -> None:
         """A process names its checkpoint the latest: one that another has replaced must not."""
-        if (newest := self._holders.get(process.name, 0)) > process.number:
-            self.wrong.append(f"{process} publishes, but start {newest} of it has its place")
+        if (holder := self._holders.get(process.name, process.number)) != process.number:
+            self.wrong.append(f"{process} publishes, but start {holder} of it has its place")
 
     def at(self, address: str) -> "Server | None":
         return self._listening.get(address)
