@@ -475,6 +475,12 @@ class Moves:
                 move.token,
             )
 
+    def close(self) -> None:
+        """The server ends: a snapshot that has its turn after the move does not wait for it."""
+        with self._lock:
+            if self._move is not None:
+                self._move.held.close()
+
     def recovered(self) -> None:
         """The log was carried out again: a move that is not prepared lacks what was removed meanwhile."""
         with self._lock:

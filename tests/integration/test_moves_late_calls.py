@@ -419,6 +419,29 @@ def test_pushes_of_a_process_that_takes_a_place_while_servers_hold_are_not_lost(
         assert servers.weights() == {3.0: KEYS.size}
 
 
+def test_a_server_that_ends_has_no_snapshot_wait_for_its_move(tmp_path: Path) -> None:
+    """As by a log that cannot be written: its process would wait for that thread, and nobody restart it."""
+    with moving_servers(tmp_path) as servers:
+        servers.begin()
+        handlers = servers.handlers["s0:1"]
+        taken: list[bool] = []
+
+        def snapshot() -> None:
+            with handlers.engine.snapshots.taking("token") as taking:
+                taken.append(taking is not None)
+
+        def end() -> None:
+            waits = threading.Thread(target=snapshot)
+            waits.start()
+            waits.join(0.1)
+            assert not taken
+            handlers.moves.close()
+            waits.join(1.0)
+            assert taken == [True]
+
+        before_prepare(servers.exchange(), end).run()
+
+
 @pytest.mark.parametrize("next_moves", [0, 1, 2])
 def test_a_server_that_was_drained_while_it_was_away_is_told_by_who_follows(
     tmp_path: Path, next_moves: int
