@@ -172,6 +172,9 @@ class UpdateJournal(Journal):
         self._bases[self._log.begin_segment(head)] = token
 
     def saved(self, token: str, folder: str) -> None:
+        if token not in self._bases.values():
+            # A segment of this token may have begun before a restart, and a move: with an older snapshot.
+            return
         saved = SavedAt(token=token, url=folder.rstrip("/").rpartition("/")[0])
         self._saved[token] = saved
         with self.written(SAVED, SAVED_JSON.dump_json(saved)):

@@ -419,6 +419,31 @@ def test_pushes_of_a_process_that_takes_a_place_while_servers_hold_are_not_lost(
         assert servers.weights() == {3.0: KEYS.size}
 
 
+def test_a_save_in_a_move_is_no_base_of_a_segment_that_began_before_a_restart(
+    tmp_path: Path,
+) -> None:
+    """A snapshot is asked for again after a restart, and no segment begins with it during a move."""
+    with moving_servers(tmp_path) as servers:
+        servers.begin()
+        servers.push(0)
+
+        def restart(endpoint: str, call: Call[Any, Any], argument: Any) -> None:
+            if call is not calls.SNAPSHOT or endpoint != "s1:1":
+                return
+            servers.transport.before = lambda *_: None
+            servers.restart("s0:1", 0)
+            servers.push(1)
+            after = replace(servers.transport.shard_map, epoch=2)
+            begin = requests.BeginMove(token="move", shard_map=after)
+            servers.transport.call(0, calls.BEGIN_MOVE, begin).result()
+            servers.transport.call(0, calls.SNAPSHOT, argument).result()
+
+        servers.transport.before = restart
+        servers.client.save(SaveRequest(url=str(tmp_path / "model")))
+        servers.restart("s0:1", 0)
+        assert servers.weights() == {2.0: KEYS.size}
+
+
 def test_a_server_that_ends_has_no_snapshot_wait_for_its_move(tmp_path: Path) -> None:
     """As by a log that cannot be written: its process would wait for that thread, and nobody restart it."""
     with moving_servers(tmp_path) as servers:
