@@ -116,6 +116,7 @@ class _Launcher:
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
         self._goes_on: bool | None = None  # from update logs of an earlier run; None: not known yet
+        self._wanted: dict[str, str] = {}  # endpoints, by name
         self._server_names = [f"pserver.{index}" for index in range(launch.num_servers)]
         self._spare_names = [f"spare.{index}" for index in range(launch.num_spares)]
         self._supervisor = Supervisor(
@@ -151,7 +152,11 @@ class _Launcher:
 
     def _handle(self, event: Event | None) -> End | None:
         """Does what follows from an event; returns how the run ends if it does."""
-        match self._supervisor.handle(event, time.monotonic()):
+        num_drained = len(self._supervisor.drained)
+        decision = self._supervisor.handle(event, time.monotonic())
+        if len(self._supervisor.drained) > num_drained:
+            self._keep()
+        match decision:
             case Warn(text):
                 log.warning("%s", text)
             case Restart(name, number, reason):
@@ -183,7 +188,6 @@ class _Launcher:
         if signalled := self._cluster.stop():
             return self._handle(signalled)
         self._start_all(options, note)
-        self._supervisor.started()
         return None
 
     def _note(self, number: int) -> str:
@@ -193,6 +197,8 @@ class _Launcher:
         """Starts all servers without a past, then all others; the commands of workers get `options`."""
         launch = self._launch
         self._prepare_update_logs()
+        # With update logs of an earlier run, those that were drained are not there.
+        self._supervisor.started(self._supervisor.drained if self._goes_on else ())
         bound = self._endpoints(
             self._server_names
             + self._spare_names
@@ -224,34 +230,52 @@ class _Launcher:
             launch.log_dir,
         )
         for spec in self._specs.values():
-            self._start(spec, note)
+            if spec.name not in self._supervisor.drained:
+                self._start(spec, note)
 
     def _endpoints(self, names: Sequence[str]) -> list[str]:
         """Returns endpoints; where an earlier run goes on, its own, which shard maps in its logs have."""
-        kept = self._launch.log_dir / "endpoints.json"
-        is_kept = self._goes_on and kept.exists()
-        try:
-            wanted = dict(json.loads(kept.read_text())) if is_kept else {}
-        except (OSError, ValueError, TypeError) as error:
-            raise LogDirError(
-                f"cannot read the endpoints of the earlier run in {kept}: {error}. If no shards were moved, "
-                f"remove it; else remove {self._launch.update_logs}, to start fresh"
-            ) from error
-        bound = self._engine.endpoints(names, wanted)
-        for name, endpoint in zip(names, bound, strict=True):
-            if wanted.setdefault(name, endpoint) != endpoint:
+        if not self._goes_on:
+            self._wanted = {}
+        present = [name for name in names if name not in self._supervisor.drained]
+        bound = dict(zip(present, self._engine.endpoints(present, self._wanted), strict=True))
+        for name, endpoint in bound.items():
+            if self._wanted.setdefault(name, endpoint) != endpoint:
                 log.warning(
                     "%s had %s, which is in use, and gets %s: if shards were moved, stop, and start again "
                     "when it is free",
                     name,
-                    wanted[name],
+                    self._wanted[name],
                     endpoint,
                 )
-        if self._launch.update_logs and not is_kept:
-            beside = kept.with_suffix(".next")
-            beside.write_text(json.dumps(wanted))
-            beside.replace(kept)  # whole, whenever this process is killed
-        return bound
+        self._keep()
+        return [bound.get(name, self._wanted[name]) for name in names]
+
+    @property
+    def _kept(self) -> Path:
+        return self._launch.log_dir / "endpoints.json"
+
+    def _take_over(self) -> None:
+        """Takes over what an earlier run has kept."""
+        if not self._kept.exists():
+            return
+        try:
+            kept = json.loads(self._kept.read_text())
+            self._wanted, drained = dict(kept["endpoints"]), set(kept["drained"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise LogDirError(
+                f"cannot read the endpoints of the earlier run in {self._kept}: {error}. If no shards were "
+                f"moved, remove it; else remove {self._launch.update_logs}, to start fresh"
+            ) from error
+        self._supervisor.started(drained)
+
+    def _keep(self) -> None:
+        """Keeps endpoints, and which servers were drained: these have no update log, and are not started."""
+        if self._launch.update_logs:
+            drained = sorted(self._supervisor.drained)
+            beside = self._kept.with_suffix(".next")
+            beside.write_text(json.dumps({"endpoints": self._wanted, "drained": drained}))
+            beside.replace(self._kept)  # whole, whenever this process is killed
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
         is_shown = spec.name == "trainer.0"
@@ -284,6 +308,14 @@ class _Launcher:
         if folder is None or self._goes_on:
             return
         if self._goes_on is None and (found := self._update_logs_in(folder)):
+            self._take_over()
+            spares = {each for each in found if each.startswith("spare-")}
+            if len(spares) > self._launch.num_spares:
+                raise LogDirError(
+                    f"{folder} has update logs of {len(spares)} spare servers, which may have been added: "
+                    f"give --spare-num {len(spares)}"
+                )
+            found -= spares
             if not self._can_go_on_from(found):
                 raise LogDirError(
                     f"cannot resume {self._launch.num_servers} servers from the update logs of "
@@ -300,11 +332,16 @@ class _Launcher:
         self._engine.remove(folder)
 
     def _update_logs_in(self, folder: Path) -> set[str]:
-        found = self._engine.find(self._server_names, folder, "server-*/segment-*.log")
+        found = self._engine.find(self._server_names, folder, "*/segment-*.log")
         return {Path(each).parts[0] for each in found}
 
     def _can_go_on_from(self, found: set[str]) -> bool:
-        servers = {f"server-{index}" for index in range(self._launch.num_servers)}
+        servers = {
+            f"server-{index}"
+            for index, name in enumerate(self._server_names)
+            if name not in self._supervisor.drained
+        }
+        found = {each for each in found if each.startswith("server-")}
         return self._launch.waits_for_lost and found == servers
 
 

@@ -7,7 +7,7 @@ Pure: no process, no thread, no clock. Times are seconds of any one clock.
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,9 +165,10 @@ class Supervisor:
         self._has_other_ports = False
         self.started()
 
-    def started(self) -> None:
-        """All processes run, from their start."""
-        self._running = {*self._servers, *self._workers}  # nobody waits for spares
+    def started(self, drained: Collection[str] = ()) -> None:
+        """All processes run, from their start, but servers that were drained before."""
+        self.drained = set(drained)  # servers whose shards have moved away
+        self._running = {*self._servers, *self._workers} - self.drained  # nobody waits for spares
         self._early: list[str] = []
         self._has_losses = False
         self._refused: _Failure | None = None
@@ -339,6 +340,7 @@ class Supervisor:
     def _forget_drained(self) -> None:
         """Servers that end well while the first one serves were drained: it cannot be, and ends with all."""
         if self._servers[0] in self._running:
+            self.drained.update(self._early)
             self._early.clear()
 
     def _notice(self) -> str:

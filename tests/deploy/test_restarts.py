@@ -171,7 +171,51 @@ def test_endpoints_of_the_run_are_there_whole_or_not_at_all(
     launched_here("exit(1)", "exit(1)", durability="log")
 
     assert seen == [False]
-    assert [*json.loads(Path("log/endpoints.json").read_text())] == ["pserver.0"]
+    assert [*json.loads(Path("log/endpoints.json").read_text())["endpoints"]] == ["pserver.0"]
+
+
+DRAINED = (
+    WRITES_A_LOG
+    + """
+if sys.argv[2].endswith("server-1"):
+    os.remove(sys.argv[2] + "/segment-00000001.log")
+    open("asked", "w").write(str(os.getpid()))
+    sys.exit()
+open("done").read()
+"""
+)
+
+
+def test_a_run_goes_on_without_a_server_that_was_drained() -> None:
+    """Its log is gone, as its shards are; at its address nobody would ever call it."""
+    worker = """
+import os, time
+drained = open("asked").read()
+while os.path.exists("/proc/" + drained):  # until the launcher has seen its end
+    time.sleep(0.01)
+raise SystemExit(8)
+"""
+    code, _ = launched_here(DRAINED, worker, num_servers=2, durability="log")
+    assert code == 8
+    before = Path("log/pserver.1.log").stat()
+
+    code, _ = launched_here(DRAINED, "open('done', 'w').close()", num_servers=2, durability="log")
+
+    assert code == 0
+    assert Path("log/pserver.0.log").read_text() == "True\n"
+    assert Path("log/pserver.1.log").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_update_logs_of_more_spares_than_the_run_has_are_named() -> None:
+    for name in ("server-0", "spare-0"):
+        segment = Path(f"log/update-log/{name}/segment-00000001.log")
+        segment.parent.mkdir(parents=True)
+        segment.touch()
+
+    with pytest.raises(LogDirError, match=r"logs of 1 spare servers, .*: give --spare-num 1"):
+        launched_here("exit(1)", "exit(1)", durability="log")
+
+    assert segment.exists()
 
 
 @pytest.mark.parametrize("content", ["", '{"pserver.0": "127', "7"])
