@@ -77,10 +77,11 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def disks_are_waited_for_in_ci() -> Iterator[None]:
-    """Other processes see at once what was written, and no test stops the machine."""
+    """By this process. Others see at once what was written, and no test stops the machine."""
     with pytest.MonkeyPatch.context() as patch:
         if not IN_CI:
-            patch.setattr(os, "fsync", lambda _: None)
+            for sync in ("fsync", "fdatasync"):
+                patch.setattr(os, sync, lambda _: None)
         yield
 
 
