@@ -226,6 +226,10 @@ class Supervisor:
         failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
         if self._is_loss(failure):
             return self._lost(failure, now)
+        if name in self._servers and failure.is_kill() and not self._still_running(self._workers):
+            # Its recovery could take longer than servers have to end.
+            text = f"{failure.text} after all workers had ended, so it is not started again"
+            return Warn(text) if self._still_running(self._servers) else End(0, text)
         if name in self._spares:
             if failure.is_kill() and self._policy.durability == "checkpoint":
                 self._lost_spare = failure
@@ -297,8 +301,6 @@ class Supervisor:
         if what == _JOB:
             return RestartAll(self.restarts, failure.text)
         self._running |= {failure.name} - {*self._spares}
-        if self._timers.servers < math.inf:
-            self._timers.servers = now + self._server_exit_seconds()
         return Restart(failure.name, self.restarts, failure.text)
 
     def _obstacle(self, what: str, now: float) -> str:

@@ -310,13 +310,20 @@ def test_one_process_is_not_started_again_where_others_have_given_up() -> None:
     assert "trainer.0 exited with code 12 before" in end.reason
 
 
-def test_a_server_that_is_started_again_at_the_end_has_its_time_to_exit() -> None:
-    rules = supervisor(max_restarts=1, durability="log", server_exit_seconds=30.0)
-    exits(rules, *WORKERS, now=0.0)
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+def test_a_server_that_is_killed_after_all_workers_have_ended_is_not_started_again(
+    durability: str,
+) -> None:
+    rules = supervisor(max_restarts=1, durability=durability)
 
-    exits(rules, "pserver.0", code=KILLED, now=20.0)
+    assert exits(rules, *WORKERS) is None
+    warning = rules.handle(Exited("pserver.1", KILLED), 0.0)
+    end = rules.handle(Exited("pserver.0", KILLED), 0.0)
 
-    assert rules.next_time() == 50.0
+    assert isinstance(warning, Warn)
+    assert "pserver.1" in warning.text
+    assert isinstance(end, End)
+    assert (end.code, rules.restarts) == (0, 0)
 
 
 @pytest.mark.parametrize("code", [KILLED, CRASHED, TERMINATED, 137, 10])
