@@ -155,8 +155,8 @@ def _look(
     for server, call in calls.items():
         try:
             status = call.result()
-            is_spare = status.server_index == NO_SERVER
-            if is_spare and newest is not None and shard_map.epoch > FIRST_EPOCH:
+            is_moved = newest is not None and shard_map.epoch > FIRST_EPOCH
+            if is_moved and status.server_index == NO_SERVER:
                 settle(transport, ready_s=wait_s)  # it was away when the move ended that added it
                 status = transport.call(server, GET_STATUS, None, ready_s=wait_s).result()
         except TransportError as failure:

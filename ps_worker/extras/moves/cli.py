@@ -61,7 +61,7 @@ TELL_S = 2.0
 LOAD_S = 10.0
 """For which pulls and pushes are counted."""
 LOAD_SHARE = 100
-"""Times as much as all rows all load weighs."""
+"""All load weighs so many times as much as all rows."""
 
 NewServer = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
