@@ -55,7 +55,7 @@ def main() -> None:
         loads = [stack.enter_context(Load(endpoints[:2], n, rows)) for n in range(NUM_CLIENTS)]
         for load in loads:
             load.wait()
-        transport = GrpcTransport(endpoints[:2], stream=False)
+        transport = GrpcTransport(endpoints[:2])
         stack.callback(transport.close)
         shard_map = connected(transport)
         for what in ("add server 2", "drain server 1", "drain server 2"):

@@ -62,18 +62,6 @@ class Deadline(enum.Enum):
     """As long as a pass over all rows, or over a checkpoint."""
 
 
-class Moves(enum.Flag):
-    """The data that a call moves. An overloaded server refuses only these calls: they are the bulk."""
-
-    NOTHING = 0
-    TO_SERVER = enum.auto()
-    """Gradients, rows or dense parameters."""
-    FROM_SERVER = enum.auto()
-    """Rows or dense parameters."""
-    TO_WORKER = enum.auto()
-    """A message to another worker."""
-
-
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """What a call waits for at its server until other workers arrive.
@@ -96,7 +84,8 @@ class Call(Method, Generic[Q, A]):
     deadline: Deadline = Deadline.PLAIN
     is_logged: bool = False  # it changes a server's state, so a recovery repeats it
     is_durable: bool = False  # it changes nothing, but a loss of power does not undo its answer
-    moves: Moves = Moves.NOTHING
+    # in bulk: a stream takes it, and an overloaded server refuses it, unless a driver of moves calls
+    moves_data: bool = False
     # it visits all rows, reaches a file system, or applies the steps that it completes
     is_long: bool = False
     # returns the spec in an argument, whose kernels may have to be compiled; None: no spec
@@ -167,7 +156,7 @@ PULL_SPARSE: Call[requests.PullSparse, Pulled] = _call(
     whole(Pulled, columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
-    moves=Moves.FROM_SERVER,
+    moves_data=True,
     awaits=lambda pull: _at_step(pull.at),
 )
 PULL_DENSE: Call[requests.PullDense, PulledPieces] = _call(
@@ -176,14 +165,14 @@ PULL_DENSE: Call[requests.PullDense, PulledPieces] = _call(
     whole(PulledPieces, columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
-    moves=Moves.FROM_SERVER,
+    moves_data=True,
     awaits=lambda pull: _at_step(pull.at),
 )
 PULL_CHANGED: Call[requests.PullChanged, Changed] = _call(
     "PullChanged",
     record(requests.PullChanged),
     record(Changed, rows=columns.CHANGED_ROWS),
-    moves=Moves.FROM_SERVER,
+    moves_data=True,
     is_long=True,
 )
 PUSH_GRAD: Call[requests.PushGrad, Version] = _call(
@@ -191,7 +180,7 @@ PUSH_GRAD: Call[requests.PushGrad, Version] = _call(
     record(requests.PushGrad, chunk=columns.CHUNK),
     value("version", Version),
     is_logged=True,
-    moves=Moves.TO_SERVER,
+    moves_data=True,
 )
 # Its parts are logged, as the calls that they are.
 PUSH_PULL: Call[requests.PushPull, PushedPulled] = _call(
@@ -209,21 +198,21 @@ PUSH_PULL: Call[requests.PushPull, PushedPulled] = _call(
         dense=PULL_DENSE.answer.fields,
     ),
     deadline=Deadline.VERSION,
-    moves=Moves.TO_SERVER | Moves.FROM_SERVER,
+    moves_data=True,
     awaits=lambda both: _at_step(both.at),
 )
 PULL_STATE: Call[requests.PullState, StateChunk] = _call(
     "PullState",
     record(requests.PullState, keys=columns.KEYS),
     value("state", StateChunk, columns.STATE),
-    moves=Moves.FROM_SERVER,
+    moves_data=True,
 )
 PUSH_STATE: Call[requests.PushState, Version] = _call(
     "PushState",
     record(requests.PushState, chunk=columns.STATE),
     value("version", Version),
     is_logged=True,
-    moves=Moves.TO_SERVER,
+    moves_data=True,
 )
 POST: Call[requests.Post, None] = _call(
     "Post",
@@ -231,7 +220,7 @@ POST: Call[requests.Post, None] = _call(
     no_fields,
     deadline=Deadline.WORKERS,
     is_logged=True,
-    moves=Moves.TO_WORKER,
+    moves_data=True,
     awaits=lambda post: _in_exchange(post, f"[{post.message.receiver}] "),
 )
 # What it takes is gone.
@@ -357,6 +346,7 @@ TAKE_MOVED: Call[requests.TakeMoved, Taken] = _call(
     record(Taken, moved=columns.MOVED),
     access=Access.ADMIN,
     is_long=True,
+    moves_data=True,
 )
 PUT_MOVED: Call[requests.PutMoved, None] = _call(
     "PutMoved",
@@ -365,6 +355,7 @@ PUT_MOVED: Call[requests.PutMoved, None] = _call(
     access=Access.ADMIN,
     is_logged=True,
     is_long=True,
+    moves_data=True,
 )
 # It may wait for a step.
 HOLD_MOVE: Call[requests.HoldMove, Cut] = _call(

@@ -53,7 +53,7 @@ _METHODS = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].m
 _PLACES = {method.name: place for place, method in enumerate(_METHODS, 1)}
 
 STREAMED: Mapping[int, Call[Any, Any]] = {
-    _PLACES[call.name]: call for call in CALLS.values() if call.moves
+    _PLACES[call.name]: call for call in CALLS.values() if call.moves_data
 }
 """The calls that a stream takes, by kind: those that move data. All others are rare."""
 

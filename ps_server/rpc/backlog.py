@@ -11,6 +11,7 @@ from typing import Any
 
 from ctr_ps.protos.errors import OverloadedError
 from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.security.access import Access
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,11 @@ class Backlog:
             self.num_bytes -= request_bytes
 
     def require_room(self, call: Call[Any, Any]) -> None:
-        """Raises OverloadedError if `call` moves data and the backlog is at a limit."""
-        if not call.moves:
+        """Raises OverloadedError if `call` moves data and the backlog is at a limit.
+
+        Not a driver's: it has one such call at a time, and pushes may wait for the end of its move.
+        """
+        if not call.moves_data or call.access is Access.ADMIN:
             return
         is_full = self.num_calls >= self._max_calls or self.num_bytes >= self._max_bytes
         if is_full and not self._is_refusing:

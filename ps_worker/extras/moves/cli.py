@@ -185,7 +185,7 @@ def rebalance(
 def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
     with errors_as_exit_codes():
         first, *others = require_endpoints(split_endpoints(context.obj), "the command")
-        with closing(GrpcTransport([first], retry_s=RETRY_S, stream=False)) as transport:
+        with closing(GrpcTransport([first], retry_s=RETRY_S)) as transport:
             if transport.call(0, GET_MAP, None, ready_s=FIRST_S).result().server != 0:
                 raise UsageError(f"{first} is not server 0 of its cluster: name that server first")
             connected(transport)
@@ -196,7 +196,7 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
 
 def _tell(endpoint: str, first: MapState) -> None:
     """Tells a server that is in the map no more, or not yet, how the move ended that it has prepared."""
-    with closing(GrpcTransport([endpoint], retry_s=0.0, stream=False)) as transport:
+    with closing(GrpcTransport([endpoint], retry_s=0.0)) as transport:
         try:
             state = transport.call(0, GET_MAP, None, ready_s=0.0).result()
             is_spare = state.server is None
@@ -304,7 +304,7 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
         endpoint = after.endpoint_of(server)
         if endpoint in before.endpoints:
             continue
-        with closing(GrpcTransport([endpoint], retry_s=RETRY_S, stream=False)) as transport:
+        with closing(GrpcTransport([endpoint], retry_s=RETRY_S)) as transport:
             format = transport.call(0, GET_STATUS, None, ready_s=FIRST_S).result().format
             state = transport.call(0, GET_MAP, None).result()
         require_format(format, f"server {endpoint}")

@@ -33,6 +33,8 @@ def test_kinds_are_the_places_of_methods_in_the_proto_file_and_do_not_change():
         "PullState": 10,
         "PushState": 11,
         "Post": 12,
+        "TakeMoved": 31,
+        "PutMoved": 32,
     }
     assert KINDS["/ctr_ps.v1.ParameterServer/PushGrad"] == 7
 
