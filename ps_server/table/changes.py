@@ -10,9 +10,9 @@ The copy reads rows from the table, then overwrites them with the kept ones. A k
 position that it had at the snapshot, wherever the row is now.
 
 Subscribers (GEO workers) have a bit in each row that they have yet to take. A change sets the bits of all
-except its source; taking the row clears one. Subscriber w has bit w % 64 of word w // 64:
+except its source; taking the row clears one. Subscriber w has bit w % 8 of byte w // 8:
 
-    row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
+    row 17 of a shard:  | byte 0: subscribers 0 to 7 | byte 1: subscribers 8 to 15 | ...
 
 The bit after theirs is for a move of shards to another server, which takes changes likewise.
 
@@ -40,10 +40,10 @@ _WORD_SHIFT = 6  # BITS_PER_WORD as a shift: a signed division costs more
 ROW_WORDS = 1
 """Words of a kept row before its bytes: the row's position in its shard."""
 
-WORD_BITS = 64
+BYTE_BITS = 8
 NOBODY = -1
 """Source of a change that no subscriber made."""
-EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
+EVERY_SUBSCRIBER = np.uint8(2**BYTE_BITS - 1)
 
 LEAST_LIMIT = 4096  # removed keys that are recorded for a shard even if it has fewer rows
 
@@ -233,7 +233,7 @@ def _words_for(rows: int) -> int:
 
 
 class Subscribers:
-    """Change words of the rows of `shards`, at most `rows` of each, and where each subscriber resumes.
+    """Change bytes of the rows of `shards`, at most `rows` of each, and where each subscriber resumes.
 
     With subscribers, or for a move, there is a bit more, which is the move's.
     """
@@ -247,28 +247,27 @@ class Subscribers:
         rows: int,
         moves: bool = False,
     ) -> None:
-        num_words = -(-(num_subscribers + 1) // WORD_BITS) if num_subscribers or moves else 0
+        self.row_bytes = -(-(num_subscribers + 1) // BYTE_BITS) if num_subscribers or moves else 0
         self.num_subscribers = num_subscribers
-        self.row_bytes = 8 * num_words
         self._shards = shards
         self._next = [(0, 0)] * num_subscribers
         self._arena: Arena | None = None
-        if num_words:
+        if self.row_bytes:
             self._arena = Arena(
-                np.uint64,
+                np.uint8,
                 num_regions=num_shards,
-                width=num_words,
+                width=self.row_bytes,
                 region_bytes=rows * self.row_bytes,
             )
 
     @property
-    def words(self) -> NDArray[np.uint64]:
-        """The words of all rows, uint64[num_shards * region_rows, W]."""
-        return np.zeros((0, 0), np.uint64) if self._arena is None else self._arena.array
+    def marks(self) -> NDArray[np.uint8]:
+        """The bytes of all rows, uint8[num_shards * region_rows, B]."""
+        return np.zeros((0, 0), np.uint8) if self._arena is None else self._arena.array
 
     @property
     def region_rows(self) -> int:
-        """Rows from one shard's words to the next."""
+        """Rows from one shard's bytes to the next."""
         return 0 if self._arena is None else self._arena.region_rows
 
     def reserve(self, rows: int) -> None:
@@ -280,13 +279,13 @@ class Subscribers:
         """Marks the first `num_rows` int64[num_shards] rows of each shard as changed for every subscriber."""
         for shard in self._shards:
             first = shard * self.region_rows
-            self.words[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
+            self.marks[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
 
     def mark_for_move(self, shard: int, num_rows: int) -> None:
-        """Marks the first rows of a shard as changed for the move; there must be words."""
-        word, bit = divmod(self.num_subscribers, WORD_BITS)
+        """Marks the first rows of a shard as changed for the move; there must be bytes."""
+        byte, bit = divmod(self.num_subscribers, BYTE_BITS)
         first = shard * self.region_rows
-        self.words[first : first + num_rows, word] |= np.uint64(1) << np.uint64(bit)
+        self.marks[first : first + num_rows, byte] |= np.uint8(1 << bit)
 
     def place(self, shards: Sequence[int]) -> None:
         """The table has other shards now."""
@@ -294,7 +293,7 @@ class Subscribers:
         self._next = [(0, 0)] * self.num_subscribers
 
     def release(self, shard: int, start: int, stop: int) -> None:
-        """Zeroes the words of some rows, and releases their memory where possible."""
+        """Zeroes the bytes of some rows, and releases their memory where possible."""
         if self._arena is not None:
             first = shard * self._arena.region_rows
             self._arena.release(first + start, first + stop)

@@ -83,9 +83,9 @@ def _take_shard_deltas(
     count, dim, base = 0, deltas.shape[1], table.base_column
     for row_in_shard in range(table.num_rows[shard]):
         position = shard * table.change_rows + row_in_shard
-        if not table.change_words[position, 0]:
+        if not table.change_bytes[position, 0]:
             continue
-        table.change_words[position, 0] = np.uint64(0)
+        table.change_bytes[position, 0] = np.uint8(0)
         row = shard * table.region_rows + row_in_shard
         keys[count] = table.keys[row, 0]
         for j in range(dim):

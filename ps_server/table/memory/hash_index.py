@@ -124,9 +124,9 @@ class TableArrays(NamedTuple):
     # uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key
     keys: NDArray[np.uint64]
     region_rows: int  # rows from one shard's region to the next
-    # uint64[num_shards * change_rows, W], W = 0 without subscribers (changes.py)
-    change_words: NDArray[np.uint64]
-    change_rows: int  # rows from one shard's words to the next
+    # uint8[num_shards * change_rows, B], B = 0 without subscribers (changes.py)
+    change_bytes: NDArray[np.uint8]
+    change_rows: int  # rows from one shard's bytes to the next
     snapshot: SnapshotArrays  # dirty bits and old versions of rows
     statistics_column: int  # first column of a row's statistics; 0 without
     base_column: int  # first column of a row's base; 0 without
@@ -233,10 +233,10 @@ def has_room(table: TableArrays, shard: Int) -> bool:
     """Whether the shard's index, regions and limit leave room for one more row."""
     rows = table.num_rows[shard] + 1
     fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
-    fits_words = rows <= table.change_rows or table.change_words.shape[1] == 0
+    fits_bytes = rows <= table.change_rows or table.change_bytes.shape[1] == 0
     fits_dirty_bits = rows <= BITS_PER_WORD * table.snapshot.dirty_words
     fits_region = rows <= min(table.region_rows, table.max_rows)
-    return bool(fits_index and fits_words and fits_dirty_bits and fits_region)
+    return bool(fits_index and fits_bytes and fits_dirty_bits and fits_region)
 
 
 @inlined_kernel

@@ -132,7 +132,7 @@ class RowRegions:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row and its change words."""
+        """Bytes of a row and its change bytes."""
         return VALUE_BYTES * self.layout.stride + self.subscribers.row_bytes
 
     @property
@@ -147,7 +147,7 @@ class RowRegions:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows, change words and index."""
+        """Bytes of rows, change bytes and index."""
         return int(self.num_rows.sum()) * self.row_bytes + SLOT_BYTES * self.index_slots
 
     def limit_rows(self, max_rows: int) -> None:
@@ -321,7 +321,7 @@ class RowRegions:
             slab=self._slab.array,
             keys=self._slab.array.view(np.uint64),
             region_rows=self._slab.region_rows,
-            change_words=self.subscribers.words,
+            change_bytes=self.subscribers.marks,
             change_rows=self.subscribers.region_rows,
             snapshot=self.snapshot.arrays,
             statistics_column=self.layout.statistics.start if self.layout.statistics_width else 0,
@@ -401,22 +401,22 @@ def _copy_row(table: TableArrays, source: Int, target: Int) -> None:
 
 
 @kernel
-def _copy_words(table: TableArrays, source: Int, target: Int) -> None:
-    for word in range(table.change_words.shape[1]):
-        table.change_words[target, word] = table.change_words[source, word]
+def _copy_marks(table: TableArrays, source: Int, target: Int) -> None:
+    for byte in range(table.change_bytes.shape[1]):
+        table.change_bytes[target, byte] = table.change_bytes[source, byte]
 
 
 @kernel
 def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Removes a row, a position in `table.slab`; the shard's last row takes its place.
 
-    Its change words and dirty bit move with it. The last position is zeroed, as is all memory without a row.
+    Its change bytes and dirty bit move with it. The last position is zeroed, as is all memory without a row.
     """
     _clear_slot(table, shard, _slot_of_row(table, shard, row))
     row_in_shard = row - shard * table.region_rows
     last_in_shard = table.num_rows[shard] - 1
     last = shard * table.region_rows + last_in_shard
-    words = shard * table.change_rows
+    marks = shard * table.change_rows
     mark_dirty_before_move(table, shard, row)
     if row != last:
         mark_dirty_before_move(table, shard, last)
@@ -425,10 +425,10 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
         tag = table.slots[slot] & np.uint64(0xFFFFFFFF00000000)
         table.slots[slot] = tag | np.uint64(row_in_shard + 1)
         _copy_row(table, last, row)
-        _copy_words(table, words + last_in_shard, words + row_in_shard)
+        _copy_marks(table, marks + last_in_shard, marks + row_in_shard)
     table.slab[last] = np.float32(0.0)
-    for word in range(table.change_words.shape[1]):  # without subscribers there are no rows of them
-        table.change_words[words + last_in_shard, word] = np.uint64(0)
+    for byte in range(table.change_bytes.shape[1]):  # without subscribers there are no rows of them
+        table.change_bytes[marks + last_in_shard, byte] = np.uint8(0)
     table.num_rows[shard] = last_in_shard
 
 
@@ -447,7 +447,7 @@ def remove_keys(table: TableArrays, keys: Keys) -> None:
 def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
     """Removes rows from a shard's region, but not from its index, which must be rebuilt.
 
-    The other rows move up in order, with their change words and dirty bits. `to_remove` uint8[rows of the
+    The other rows move up in order, with their change bytes and dirty bits. `to_remove` uint8[rows of the
     shard] has 1 for each row to remove. Returns the number of rows left.
     """
     kept = 0
@@ -460,8 +460,8 @@ def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> i
         if kept < row_in_shard:
             move_dirty_bit(table, shard, row, shard * table.region_rows + kept)
             _copy_row(table, row, shard * table.region_rows + kept)
-            words = shard * table.change_rows
-            _copy_words(table, words + row_in_shard, words + kept)
+            marks = shard * table.change_rows
+            _copy_marks(table, marks + row_in_shard, marks + kept)
         kept += 1
     table.num_rows[shard] = kept
     return kept

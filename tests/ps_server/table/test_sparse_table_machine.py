@@ -56,7 +56,7 @@ class TableMachine(RuleBasedStateMachine):
         num_subscribers=st.sampled_from([0, 1, 65, 1000]),
     )
     def build(self, mapped: list[bool], region_bytes: int, num_subscribers: int) -> None:
-        """Of rows, change words, dirty bits and index some can grow in place and some are copied."""
+        """Of rows, change bytes, dirty bits and index some can grow in place and some are copied."""
         with patch("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
                 self.spec, num_subscribers=num_subscribers, region_bytes=region_bytes

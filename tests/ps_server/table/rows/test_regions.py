@@ -168,7 +168,7 @@ def regions_of(num_shards: int) -> RowRegions:
 
 @kernel
 def play(table: TableArrays, keys: Keys, numbers: NDArray[np.int64], start: int) -> int:
-    """Removes a key that is there, else inserts it with its number as weights and change word.
+    """Removes a key that is there, else inserts it with its number as weights and change byte.
 
     Stops where there is no room, and returns where.
     """
@@ -181,8 +181,8 @@ def play(table: TableArrays, keys: Keys, numbers: NDArray[np.int64], start: int)
         elif has_room(table, shard):
             row = insert_row(table, shard, hashed, keys[i])
             table.slab[row, KEY_COLUMNS : KEY_COLUMNS + 3] = np.float32(numbers[i])
-            word = row + shard * (table.change_rows - table.region_rows)
-            table.change_words[word, 0] = np.uint64(numbers[i])
+            position = row + shard * (table.change_rows - table.region_rows)
+            table.change_bytes[position, 0] = np.uint8(numbers[i])
         else:
             return i
     return keys.size
@@ -216,7 +216,7 @@ def toggle(regions: RowRegions, keys: Keys, start: int = 0) -> dict[int, int]:
 
 
 def check(regions: RowRegions, expected: dict[int, int]) -> None:
-    """Every key is found with what it was given, and nothing else stands in index, rows or words."""
+    """Every key is found with what it was given, and nothing else stands in index, rows or change bytes."""
     arrays = regions.arrays
     keys = np.array(list(expected), np.uint64)
     numbers = np.array(list(expected.values()), np.int64)
@@ -226,8 +226,8 @@ def check(regions: RowRegions, expected: dict[int, int]) -> None:
     np.testing.assert_array_equal(arrays.keys[rows, 0], keys)
     weights = arrays.slab[rows, KEY_COLUMNS : KEY_COLUMNS + 3]
     np.testing.assert_array_equal(weights, np.repeat(numbers[:, None], 3, axis=1))
-    words = rows + (arrays.change_rows - arrays.region_rows) * (rows // arrays.region_rows)
-    np.testing.assert_array_equal(arrays.change_words[words, 0], numbers)
+    positions = rows + (arrays.change_rows - arrays.region_rows) * (rows // arrays.region_rows)
+    np.testing.assert_array_equal(arrays.change_bytes[positions, 0], numbers % 256)
     assert int(arrays.num_rows.sum()) == keys.size
     for shard in range(arrays.num_shards):
         start, stop = regions.rows_of(shard).start, regions.rows_of(shard).stop
@@ -235,8 +235,8 @@ def check(regions: RowRegions, expected: dict[int, int]) -> None:
         slots = arrays.slots[arrays.slot_starts[shard] :][: arrays.num_slots[shard]]
         assert np.count_nonzero(slots) == stop - start
         assert not arrays.slab[stop : stop + 8].any()
-        first_word = shard * arrays.change_rows + stop - start
-        assert not arrays.change_words[first_word : first_word + 8].any()
+        first_byte = shard * arrays.change_rows + stop - start
+        assert not arrays.change_bytes[first_byte : first_byte + 8].any()
 
 
 @pytest.mark.parametrize("seed", range(5))
