@@ -31,6 +31,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     from ctr_ps.protos.placement import NO_SERVER
     from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
     from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
+    from ctr_ps.ps_server.precompile import KERNELS
     from ctr_ps.ps_server.rpc.server import Server
 
     bind = settings.bind or default_bind(role.endpoint)
@@ -39,8 +40,10 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         credentials = replace(credentials, is_insecure=True)
     require_protection(bind, credentials)
     settings = replace(settings, metrics=metrics_address(settings.metrics) or None)
-    if role.is_spare and settings.idle_limit_s is None:
-        settings = replace(settings, idle_limit_s=0.0)  # nobody calls until it is added
+    if role.is_spare:
+        KERNELS.prepare_loading()  # now: its first shards would come when all machines are busy
+        if settings.idle_limit_s is None:
+            settings = replace(settings, idle_limit_s=0.0)  # nobody calls until it is added
 
     engine = Engine(
         EngineSettings(
