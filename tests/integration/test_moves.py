@@ -631,6 +631,28 @@ def test_a_command_waits_for_a_move_whose_driver_is_gone(monkeypatch):
         assert connected(transport).servers == (0, 1, 2)
 
 
+def test_a_server_is_added_once_and_drained_by_its_endpoint():
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+        spare, other = servers.start_spare(), servers.start_spare()
+
+        def told(*command: str) -> str:
+            result = CliRunner().invoke(cli.app, [servers.endpoints[0], *command])
+            assert result.exit_code == 0, result.output
+            return result.output
+
+        told("add", spare)
+        told("add", other)
+        assert f"{spare} is in the cluster already" in told("add", spare)
+        told("drain", spare)
+        result = CliRunner().invoke(cli.app, [servers.endpoints[0], "drain", spare])
+        assert result.exit_code == UsageError.exit_code
+        assert f"{spare} is not in the cluster, only {servers.endpoints[0]}" in result.output
+        shard_map = connected(driver(servers))
+        assert shard_map.endpoints == (*servers.endpoints[:2], other)
+        assert shard_map.epoch == 4
+
+
 def test_a_command_that_is_interrupted_says_where_the_shards_are(monkeypatch):
     def interrupted(_: Move) -> None:
         raise KeyboardInterrupt

@@ -43,6 +43,7 @@ from ctr_ps.ps_worker.extras.moves.move import (
 )
 from ctr_ps.ps_worker.extras.moves.plan import (
     balanced,
+    index_of,
     num_moved,
     with_another,
     with_server,
@@ -66,7 +67,7 @@ LOAD_SHARE = 100
 NewServer = Annotated[
     str, typer.Argument(metavar="HOST:PORT", help="A server that was started with --spare.")
 ]
-Server = Annotated[int, typer.Argument(min=0, help="Index of the server.")]
+Server = Annotated[str, typer.Argument(help="The server: its index, or host:port.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and move nothing.")]
 
 
@@ -126,9 +127,12 @@ def add(
     dry_run: DryRun = False,
     mib_per_s: Rate = MIB_PER_S,
 ) -> None:
-    """Add a server, which takes its share of the shards."""
+    """Add a server, which takes its share of the shards; one of the cluster stays as it is."""
 
     def plan(shard_map: ShardMap, weights: list[int]) -> ShardMap:
+        if endpoint in shard_map.endpoints:
+            typer.echo(f"{endpoint} is in the cluster already")
+            return shard_map
         return with_server(shard_map, endpoint, weights)
 
     _move(context, plan, by=by, dry_run=dry_run, mib_per_s=mib_per_s, added=endpoint)
@@ -145,7 +149,7 @@ def drain(
     """Move all shards of a server to the others; it ends by itself."""
     _move(
         context,
-        lambda shard_map, weights: without_server(shard_map, server, weights),
+        lambda shard_map, weights: without_server(shard_map, index_of(shard_map, server), weights),
         by=by,
         dry_run=dry_run,
         mib_per_s=mib_per_s,
@@ -163,7 +167,7 @@ def replace(
     """Move all shards of a server to a new one; it ends by itself."""
     _move(
         context,
-        lambda shard_map, _: with_another(shard_map, server, endpoint),
+        lambda shard_map, _: with_another(shard_map, index_of(shard_map, server), endpoint),
         dry_run=dry_run,
         mib_per_s=mib_per_s,
         added=endpoint,

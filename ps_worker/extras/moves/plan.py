@@ -104,6 +104,14 @@ def endpoints_of(shard_map: ShardMap) -> dict[int, str]:
     return dict(zip(shard_map.servers, shard_map.endpoints, strict=True))
 
 
+def index_of(shard_map: ShardMap, server: str) -> int:
+    """Returns the index of a server, given that or its endpoint; raises UsageError if it is neither."""
+    indices = {endpoint: index for index, endpoint in endpoints_of(shard_map).items()}
+    if server not in indices and not server.isdecimal():
+        raise UsageError(f"{server} is not in the cluster, only {', '.join(indices)}")
+    return indices[server] if server in indices else int(server)
+
+
 def _free_index(shard_map: ShardMap, endpoint: str) -> int:
     """Returns the index of a server that is added; raises UsageError if it cannot be."""
     if endpoint in shard_map.endpoints:
