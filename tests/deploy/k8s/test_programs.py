@@ -1,5 +1,6 @@
 """Every overlay of deploy/k8s read as its programs read it: roles, ports, options, files and exit codes."""
 
+import re
 import signal
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from ctr_ps.protos.errors import NoMemoryError
 from ctr_ps.protos.role import ServerRole, WorkerRole, role_from_environment
 from ctr_ps.ps_server.rpc.health import SERVICE
 from ctr_ps.ps_server.settings import bytes_of_size
+from ctr_ps.ps_worker.extras.moves.cli import OTHER_S
+from ctr_ps.ps_worker.extras.moves.move import HOLD_S
 from ctr_ps.ps_worker.job import override_job
 from tests.deploy.k8s.overlays import (
     ANOTHER_SIZE,
@@ -34,6 +37,7 @@ WORK = "/work"
 """The image's working directory, to which paths of a job are relative."""
 
 CHECK = {"command": ["ps-server", "--check"]}
+DRAINED_S_A_GIB = 20
 CERTIFICATE_NAME = "ps-server"
 KILLS = {
     exit_code_of(-number)
@@ -135,7 +139,7 @@ def test_programs_listen_where_services_probes_and_prometheus_look(
             assert ports[each["targetPort"]] == each["port"]
 
 
-def test_workers_alone_reach_the_servers(documents: Sequence[Document]) -> None:
+def test_workers_and_servers_alone_reach_the_servers(documents: Sequence[Document]) -> None:
     servers, workers = pods_of(documents)
 
     (policy,) = (
@@ -147,7 +151,9 @@ def test_workers_alone_reach_the_servers(documents: Sequence[Document]) -> None:
     (calls,) = (
         each for each in policy["ingress"] if any(port["port"] == "grpc" for port in each["ports"])
     )
-    assert calls["from"] == [{"podSelector": {"matchLabels": workers.labels}}]
+    assert calls["from"] == [
+        {"podSelector": {"matchLabels": each.labels}} for each in (workers, servers)
+    ]
 
 
 def test_options_exist_and_the_job_is_one(documents: Sequence[Document]) -> None:
@@ -299,10 +305,14 @@ def test_servers_keep_their_names_and_apply_restarts_none(documents: Sequence[Do
 
 def test_servers_end_after_the_workers_that_need_them(documents: Sequence[Document]) -> None:
     servers, workers = pods_of(documents)
-    first_s = servers.main["lifecycle"]["preStop"]["sleep"]["seconds"]
+    *_, hook = servers.main["lifecycle"]["preStop"]["exec"]["command"]
+    asleep_s = {int(each) for each in re.findall(r"exec sleep (\d+)", hook)}
 
-    assert first_s >= 9  # of a worker after SIGTERM: 8, and one to free its place
-    assert servers.spec["terminationGracePeriodSeconds"] >= first_s + 10
+    assert min(asleep_s) >= 9  # of a worker after SIGTERM: 8, and one to free its place
+    gib = bytes_of_size(servers.main["resources"]["limits"]["memory"].removesuffix("i")) / 2**30
+    drained_s = DRAINED_S_A_GIB * gib + HOLD_S + OTHER_S
+    assert servers.spec["terminationGracePeriodSeconds"] >= drained_s + 45
+    assert servers.main["livenessProbe"]["terminationGracePeriodSeconds"] == 45
     assert workers.spec["terminationGracePeriodSeconds"] >= 10
 
 
