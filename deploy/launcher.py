@@ -309,13 +309,12 @@ class _Launcher:
             return
         if self._goes_on is None and (found := self._update_logs_in(folder)):
             self._take_over()
-            spares = {each for each in found if each.startswith("spare-")}
-            if len(spares) > self._launch.num_spares:
+            num_spares = sum(each.startswith("spare-") for each in found)
+            if num_spares > self._launch.num_spares:
                 raise LogDirError(
-                    f"{folder} has update logs of {len(spares)} spare servers, which may have been added: "
-                    f"give --spare-num {len(spares)}"
+                    f"{folder} has update logs of {num_spares} spare servers, which may have been added: "
+                    f"give --spare-num {num_spares}"
                 )
-            found -= spares
             if not self._can_go_on_from(found):
                 raise LogDirError(
                     f"cannot resume {self._launch.num_servers} servers from the update logs of "

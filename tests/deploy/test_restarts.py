@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from ctr_ps.deploy.cluster import LogDirError
+from ctr_ps.deploy.cluster import LocalEngine, LogDirError
+from ctr_ps.protos.errors import BindError
 from tests.deploy.test_launch import finish
 from tests.support.launches import launched_here, python
 from tests.support.processes import started
@@ -179,7 +180,6 @@ DRAINED = (
     + """
 if sys.argv[2].endswith("server-1"):
     os.remove(sys.argv[2] + "/segment-00000001.log")
-    open("asked", "w").write(str(os.getpid()))
     sys.exit()
 open("done").read()
 """
@@ -190,12 +190,14 @@ def test_a_run_goes_on_without_a_server_that_was_drained() -> None:
     """Its log is gone, as its shards are; at its address nobody would ever call it."""
     worker = """
 import os, time
-drained = open("asked").read()
-while os.path.exists("/proc/" + drained):  # until the launcher has seen its end
+for _ in range(1000):  # until the launcher has seen its end, and the other one has a log
+    if '"drained": []' not in open("log/endpoints.json").read():
+        if os.path.exists("log/update-log/server-0/segment-00000001.log"):
+            break
     time.sleep(0.01)
 raise SystemExit(8)
 """
-    code, _ = launched_here(DRAINED, worker, num_servers=2, durability="log")
+    code, _ = launched_here(DRAINED, worker, num_servers=2, durability="log", notice_seconds=0.0)
     assert code == 8
     before = Path("log/pserver.1.log").stat()
 
@@ -285,6 +287,53 @@ open("done", "w").close()
     assert "restarting all processes from model/epoch-1, restarted (1 of 1)" in caplog.text
     for name in ("pserver.0", "trainer.0"):
         assert "ps-launch: restarted (1 of 1)\n" in Path(f"log/{name}.log").read_text()
+
+
+def test_a_server_that_was_drained_is_there_again_in_a_job_that_is_started_again() -> None:
+    """Its shards are at their first places."""
+    server = """
+import os
+if os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].endswith(os.environ["PADDLE_PORT"]):
+    os.path.exists("died") or open("asked", "w").write(str(os.getpid()))
+    raise SystemExit
+open("done").read()
+"""
+    worker = f"""
+import os, time
+drained = "" if os.path.exists("died") else open("asked").read()
+while drained and os.path.exists("/proc/" + drained):
+    time.sleep(0.01)
+{DIES_ONCE}
+open('done', 'w').close()
+"""
+    code, _ = launched_here(server, worker, num_servers=2, max_restarts=1, checkpoints="model")
+
+    assert code == 0
+    assert Path("log/pserver.1.log").read_text() == "ps-launch: restarted (1 of 1)\n"
+
+
+def test_a_run_that_finds_a_port_in_use_wants_none_of_its_ports_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later run would take the first ones for those of its servers."""
+    wanted, endpoints = [], LocalEngine.endpoints
+
+    def noted(engine: LocalEngine, names: list[str], of: dict[str, str]) -> list[str]:
+        wanted.append({**of})
+        return endpoints(engine, names, of)
+
+    monkeypatch.setattr(LocalEngine, "endpoints", noted)
+    server = f"""
+import os
+if not os.path.exists("died"):
+    os.mkdir("died")
+    raise SystemExit({BindError.exit_code})
+open("done").read()
+"""
+    code, _ = launched_here(server, "open('done', 'w').close()", durability="log")
+
+    assert code == 0
+    assert wanted == [{}, {}]
 
 
 def test_ctrl_c_while_a_job_is_stopped_for_a_restart_ends_it() -> None:
