@@ -208,6 +208,15 @@ def test_worker_is_told_what_its_credentials_lack(token_file: Path) -> None:
                 client.shrink(dry_run=True)
 
 
+def test_worker_may_tell_another_server_than_the_first_how_a_move_ended(token_file: Path) -> None:
+    with cluster(num_servers=0) as servers:
+        store = ParameterStore(server_index=1, num_servers=2)
+        endpoint = servers.start_server(store, credentials=Credentials(token_file=str(token_file)))
+        for access in Access:
+            found = status_of(endpoint, Credentials(token=TOKENS[access]), END_MOVE)
+            assert (found in REFUSED) == (access < Access.TRAINER), access
+
+
 def test_health_check_needs_no_token(token_file: Path) -> None:
     with protected(Credentials(token_file=str(token_file))) as servers:
         assert why_not_serving(servers.endpoints[0], LIMIT_S) == ""
