@@ -1,5 +1,6 @@
 """Moves of shards whose calls come late or again, between servers that restart, load and shrink meanwhile."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +22,11 @@ from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
-from ctr_ps.protos.store.moves import Cut, LogRecord, Phase
+from ctr_ps.protos.store.moves import Cut, LogRecord, Phase, SeenPushes
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.rpc.moves import HELD_S
-from ctr_ps.ps_worker.cluster.placement import settle
+from ctr_ps.ps_worker.cluster.placement import ASK_S, settle
 from ctr_ps.ps_worker.extras.moves import move as moving
 from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_server, without_server
@@ -64,6 +65,21 @@ def before_prepare(move: Move, do: Callable[[], Any]) -> Move:
 def maps(servers: MovingServers) -> list[tuple[int, str]]:
     states = [servers.transport.call(each, calls.GET_MAP, None).result() for each in (0, 1)]
     return [(each.shard_map.epoch, each.last_move) for each in states]
+
+
+def begun(servers: MovingServers, server: int) -> Callable[..., Any]:
+    """Begins an exchange of all shards on one server; returns what calls its HoldMove."""
+    move, numbers = servers.exchange(), itertools.count(1)
+    begin = requests.BeginMove(token=move.token, shard_map=move._after)
+    servers.transport.call(server, calls.BEGIN_MOVE, begin).result()
+
+    def hold(phase: Phase, cut: Cut | None = None) -> Any:
+        held = requests.HoldMove(
+            token=move.token, number=next(numbers), phase=phase, cut=cut or Cut()
+        )
+        return servers.handlers[servers.endpoints[server]].moves.hold_move(held)
+
+    return hold
 
 
 def test_a_server_that_restarts_after_its_rows_were_taken_does_not_prepare(servers):
@@ -210,16 +226,70 @@ def test_a_clock_ends_what_was_prepared_on_the_first_server_alone(servers, caplo
 def test_time_for_which_a_move_held_calls_before_does_not_count(servers):
     """A save that waits between has them go on."""
     servers.begin()
-    move, moves = servers.exchange(), servers.handlers["s1:1"].moves
-    begin = requests.BeginMove(token=move.token, shard_map=move._after)
-    servers.transport.call(1, calls.BEGIN_MOVE, begin).result()
-    for number, phase in enumerate((Phase.HOLD, Phase.RELEASE, Phase.HOLD)):
-        hold = requests.HoldMove(token=move.token, number=number, phase=phase, cut=Cut())
-        servers.transport.call(1, calls.HOLD_MOVE, hold).result()
+    hold, moves = begun(servers, 1), servers.handlers["s1:1"].moves
+    for phase in (Phase.HOLD, Phase.RELEASE, Phase.HOLD):
+        hold(phase)
         moves.pass_time(0.9 * HELD_S, is_silent=False)
         assert moves.overdue() is None
     moves.pass_time(0.2 * HELD_S, is_silent=False)
-    assert moves.overdue() == requests.EndMove(token=move.token, is_committed=False)
+    assert not moves.overdue().is_committed
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.CLOSE])
+def test_time_for_which_all_wait_for_a_step_does_not_count(servers, phase: Phase):
+    servers.begin()
+    servers.client.push_grad(ones(), push_id(sequence=0), at=0).result()
+    hold, moves = begun(servers, 1), servers.handlers["s1:1"].moves
+    hold(phase)
+    moves.pass_time(1.1 * HELD_S, is_silent=False)
+    assert (moves.overdue() is None) == (phase is Phase.DRAIN)
+
+
+@pytest.mark.parametrize("by", ["Shrink", "a move that was ended"])
+def test_who_waits_for_pushes_that_cannot_come_is_told_so_at_once(servers, by: str):
+    servers.begin()
+    hold, moves = begun(servers, 1), servers.handlers["s1:1"].moves
+    hold(Phase.HOLD)
+    lacks_one = Cut(seen={0: SeenPushes(incarnation=INCARNATION, pushes=1)})
+    drained = hold(Phase.DRAIN, lacks_one)
+    if by == "Shrink":
+        assert moves.enter(calls.SHRINK, None) is not None
+    else:
+        moves.end_move(requests.EndMove(token=moves.get_map().move, is_committed=False))
+    with pytest.raises(ProtocolError, match=f"a worker waits for {by}"):
+        drained.result(timeout=0)
+    if by == "Shrink":  # it has been carried out once the driver holds again
+        hold(Phase.RELEASE)
+        hold(Phase.HOLD)
+        assert hold(Phase.DRAIN).result() == Cut()
+
+
+def test_a_server_that_restarts_while_it_holds_goes_on_with_no_move(servers):
+    servers.begin()
+    hold = begun(servers, 1)
+    hold(Phase.HOLD)
+    servers.restart("s1:1", 1)
+    with pytest.raises(ProtocolError, match="the server was restarted"):
+        hold(Phase.DRAIN)
+    hold(Phase.RELEASE)
+
+
+def test_a_move_begins_once_what_another_took_away_is_removed(servers):
+    """Else that would remove what comes back."""
+    servers.begin()
+    parameters, goes_on = servers.handlers["s1:1"].engine.parameters, threading.Event()
+    drop = parameters.drop_others
+    parameters.drop_others = lambda: (goes_on.wait(30), drop())
+    servers.exchange().run()
+    moves, after = servers.handlers["s1:1"].moves, replace(servers.transport.shard_map, epoch=3)
+    begin = requests.BeginMove(token="next", shard_map=after)
+    begins = threading.Thread(target=lambda: moves.begin_move(begin))
+    begins.start()
+    begins.join(0.1)
+    was_early = moves.is_under_way
+    goes_on.set()
+    begins.join(30)
+    assert (was_early, moves.is_under_way) == (False, True)
 
 
 def test_a_part_fits_a_message_and_is_given_again_where_its_answer_was_lost(servers, monkeypatch):
@@ -444,29 +514,6 @@ def test_a_save_in_a_move_is_no_base_of_a_segment_that_began_before_a_restart(
         assert servers.weights() == {2.0: KEYS.size}
 
 
-def test_a_server_that_ends_has_no_snapshot_wait_for_its_move(tmp_path: Path) -> None:
-    """As by a log that cannot be written: its process would wait for that thread, and nobody restart it."""
-    with moving_servers(tmp_path) as servers:
-        servers.begin()
-        handlers = servers.handlers["s0:1"]
-        taken: list[bool] = []
-
-        def snapshot() -> None:
-            with handlers.engine.snapshots.taking("token") as taking:
-                taken.append(taking is not None)
-
-        def end() -> None:
-            waits = threading.Thread(target=snapshot)
-            waits.start()
-            waits.join(0.1)
-            assert not taken
-            handlers.moves.close()
-            waits.join(1.0)
-            assert taken == [True]
-
-        before_prepare(servers.exchange(), end).run()
-
-
 @pytest.mark.parametrize("next_moves", [0, 1, 2])
 def test_a_server_that_was_drained_while_it_was_away_is_told_by_who_follows(
     tmp_path: Path, next_moves: int
@@ -497,6 +544,26 @@ def test_a_server_that_was_drained_while_it_was_away_is_told_by_who_follows(
         servers.push(1)
         assert not drained.is_under_way
         assert servers.weights() == {2.0: KEYS.size}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "epoch"), [("s1:1", 1), (SPARE, 2)], ids=["before it", "of another cluster"]
+)
+def test_a_map_to_which_a_move_has_not_led_does_not_tell_its_end(servers, endpoint, epoch):
+    servers.begin()
+    transport = MovingTransport(servers)
+    states = states_of(transport)
+    move = Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states)))
+
+    def meet() -> None:
+        moves = servers.handlers[endpoint].moves
+        moves.end_move(requests.EndMove(token="", is_committed=True, epoch=epoch))
+        assert moves.is_under_way
+
+    prepare = move._prepare
+    move._prepare = lambda: (prepare(), meet())
+    move.run()
+    assert servers.handlers[endpoint].engine.shard_map.epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -581,19 +648,38 @@ def test_a_move_that_is_interrupted_says_how_it_ended(
     servers: MovingServers, interrupted: tuple[str, str], is_committed: bool
 ) -> None:
     servers.begin()
-    move = servers.exchange()
+    move, ready_s = servers.exchange(), {}
 
-    def interrupt(endpoint: str, call: calls.Call[Any, Any], _: Any) -> None:
-        if (call.name, endpoint) == interrupted:
-            move._transport.before = lambda *_: None
-            raise KeyboardInterrupt
+    class Interrupted(MovingTransport):
+        def call(self, server, call, argument, **options):
+            endpoint = self.shard_map.endpoint_of(server)
+            if not ready_s and (call.name, endpoint) == interrupted:
+                ready_s[server] = None
+                raise KeyboardInterrupt
+            ready_s.update({server: options.get("ready_s")} if ready_s else {})
+            return super().call(server, call, argument, **options)
 
-    move._transport.before = interrupt
+    move._transport = Interrupted(servers)
     with pytest.raises(KeyboardInterrupt):
         move.run()
 
     assert move.is_committed is is_committed
+    # Who is away, as others may be, is not waited for.
+    assert ready_s[1] == (None if is_committed else ASK_S)
     assert servers.handlers["s0:1"].engine.shard_map.epoch == 1 + is_committed
+
+
+@pytest.mark.parametrize("step", [None, 0], ids=["on arrival", "in steps"])
+def test_calls_wait_from_the_hold_on_but_for_a_step_all_wait_anyway(servers, step):
+    servers.begin()
+    servers.client.push_grad(ones(), push_id(sequence=0), at=step).result()
+    move, since = servers.exchange(), []
+    hold_at = move._hold_at
+    move._hold_at = lambda *phase: (since.append(move._held_at), hold_at(*phase))[1]
+    move.run()
+    at_hold, at_drain, at_close = since
+    assert at_hold == at_drain
+    assert (at_hold == at_close) == (step is None)
 
 
 def test_rows_that_come_after_the_plan_are_copied_while_all_train(servers: MovingServers) -> None:

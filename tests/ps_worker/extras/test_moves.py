@@ -97,13 +97,22 @@ def test_no_rows_move_between_servers_that_stay_where_balance_needs_none() -> No
     assert [after.owners[each] for each in (0, 3, 1, 4)] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_a_hot_place_alone_moves_nothing(is_idle: bool) -> None:
+@pytest.mark.parametrize(
+    ("others", "is_worth_it"),
+    [((0, 0), False), ((2, 3), False), ((1, 0), False), ((15, 0), True)],
+    ids=["idle", "more elsewhere", "hardly more here", "more here"],
+)
+def test_a_hot_place_stays_and_what_has_hardly_any_load_beside_it(
+    others: tuple[int, int], is_worth_it: bool
+) -> None:
     shard_map = ShardMap.of(2, ("a:1", "b:1"))
-    load = [0 if is_idle else each % 5 for each in range(NUM_PLACES)]
+    load = [*others] * (NUM_PLACES // 2)  # of the two servers, in turns
     load[0] = 10**6
 
-    assert balanced(shard_map, load).owners == shard_map.owners
+    after = balanced(shard_map, load).owners
+
+    assert after[0] == 0
+    assert (after != shard_map.owners) == is_worth_it
 
 
 def test_load_is_that_between_two_moments_of_servers_that_count_on() -> None:
