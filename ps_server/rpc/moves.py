@@ -486,8 +486,6 @@ class Moves:
         with self._lock:
             if self._move is not None:
                 self._move.is_live = False
-                if self._move.prepared is not None:
-                    self._move.phase = Phase.CLOSE
 
 
 _DECLARES = {calls.CREATE_TABLE.name, calls.CREATE_DENSE.name}
