@@ -22,7 +22,7 @@ from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
-from ctr_ps.protos.store.moves import Cut, LogRecord, Phase, SeenPushes
+from ctr_ps.protos.store.moves import Cut, LogRecord, Moved, Phase, SeenPushes
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.rpc.moves import HELD_S
@@ -73,9 +73,9 @@ def begun(servers: MovingServers, server: int) -> Callable[..., Any]:
     begin = requests.BeginMove(token=move.token, shard_map=move._after)
     servers.transport.call(server, calls.BEGIN_MOVE, begin).result()
 
-    def hold(phase: Phase, cut: Cut | None = None) -> Any:
+    def hold(phase: Phase, cut: Cut | None = None, number: int | None = None) -> Any:
         held = requests.HoldMove(
-            token=move.token, number=next(numbers), phase=phase, cut=cut or Cut()
+            token=move.token, number=number or next(numbers), phase=phase, cut=cut or Cut()
         )
         return servers.handlers[servers.endpoints[server]].moves.hold_move(held)
 
@@ -111,6 +111,81 @@ def test_a_hold_that_comes_late_changes_nothing(servers, phase: Phase):
     before_prepare(move, hold_late).run()
     servers.push(1)
     assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_a_hold_is_answered_again_where_its_answer_was_lost(servers):
+    servers.begin()
+    hold = begun(servers, 1)
+    assert hold(Phase.HOLD, number=1).result() == hold(Phase.HOLD, number=1).result()
+
+
+def test_a_server_that_has_prepared_keeps_its_promise_when_it_is_restarted(servers):
+    servers.begin()
+    servers.push(0)
+    move = servers.exchange()
+    prepare = move._prepare
+
+    def restart() -> None:
+        prepare()
+        servers.restart("s1:1", 1)
+        late = requests.HoldMove(token=move.token, number=9, phase=Phase.RELEASE, cut=Cut())
+        with pytest.raises(ProtocolError, match="is prepared"):
+            servers.transport.call(1, calls.HOLD_MOVE, late).result()
+        assert servers.push_parts(push_id(sequence=1)) == [False, False]
+
+    move._prepare = restart
+    move.run()
+    servers.push(1)
+    assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_a_part_that_comes_again_late_puts_nothing(servers):
+    """A later one has newer rows."""
+    servers.begin()
+    servers.push(0)
+    move, parts = servers.exchange(), []
+
+    def note(endpoint: str, call: Call[Any, Any], argument: Any) -> None:
+        if call is calls.PUT_MOVED:
+            parts.append((int(endpoint[1]), argument))
+
+    def again() -> None:
+        for server, part in parts[:2]:
+            servers.transport.call(server, calls.PUT_MOVED, part).result()
+
+    copy = move._copy
+    move._copy = lambda: (copy(), servers.push(1))
+    move._transport.before = note
+    before_prepare(move, again).run()
+    assert len(parts) > 2
+    assert servers.weights() == {2.0: KEYS.size}
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "why"),
+    [
+        (
+            calls.BEGIN_MOVE,
+            lambda of: requests.BeginMove(token="m", shard_map=replace(of, epoch=3)),
+            "leads to epoch 3, but the map of server 1 is of epoch 1",
+        ),
+        (calls.GET_JOB_STATE, lambda _: requests.GetJobState(token="m"), "close it first"),
+        (
+            calls.PUT_MOVED,
+            lambda _: requests.PutMoved(token="m", number=2, moved=Moved()),
+            "part 2 of a move came, expected 1",
+        ),
+    ],
+    ids=["an epoch between", "job that changes", "a part between"],
+)
+def test_a_call_before_its_time_is_refused(servers, call, argument, why: str):
+    servers.begin()
+    shard_map = servers.transport.shard_map
+    if call is not calls.BEGIN_MOVE:
+        begin = requests.BeginMove(token="m", shard_map=replace(shard_map, epoch=2))
+        servers.transport.call(1, calls.BEGIN_MOVE, begin).result()
+    with pytest.raises(ProtocolError, match=why):
+        servers.transport.call(1, call, argument(shard_map)).result()
 
 
 def test_an_end_by_who_saw_the_beginning_is_of_a_move_that_has_ended(servers):
@@ -262,6 +337,22 @@ def test_who_waits_for_pushes_that_cannot_come_is_told_so_at_once(servers, by: s
         hold(Phase.RELEASE)
         hold(Phase.HOLD)
         assert hold(Phase.DRAIN).result() == Cut()
+
+
+@pytest.mark.parametrize("next_phase", [Phase.DRAIN, Phase.RELEASE, None])
+def test_a_push_that_waits_comes_again_as_soon_as_it_may_go_on(servers, next_phase):
+    servers.begin()
+    hold, moves = begun(servers, 1), servers.handlers["s1:1"].moves
+    hold(Phase.HOLD)
+    routing = servers.client._routing
+    chunk = routing.split_push(ones(), bfloat16=False)[1][0]
+    push = servers.client._push_request(routing, chunk, push_id(sequence=0), None)
+    waits = moves.enter(calls.PUSH_GRAD, push)
+    if next_phase is not None:
+        hold(next_phase)
+    else:
+        moves.end_move(requests.EndMove(token=moves.get_map().move, is_committed=False))
+    waits.result(timeout=0)
 
 
 def test_a_server_that_restarts_while_it_holds_goes_on_with_no_move(servers):
