@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.errors import (
+    AbortedError,
     CheckpointError,
     CtrPsError,
     ProtocolError,
@@ -21,11 +22,11 @@ from ctr_ps.protos.errors import (
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
-from ctr_ps.protos.store import Lease, Member, SaveRequest, WorkerLoss
+from ctr_ps.protos.store import Lease, Member, Message, SaveRequest, WorkerLoss
 from ctr_ps.protos.store.moves import Cut, LogRecord, Moved, Phase, SeenPushes
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
-from ctr_ps.ps_server.rpc.moves import HELD_S
+from ctr_ps.ps_server.rpc.moves import HELD_S, SILENT_S
 from ctr_ps.ps_worker.cluster.placement import ASK_S, settle
 from ctr_ps.ps_worker.extras.moves import move as moving
 from ctr_ps.ps_worker.extras.moves.move import Move, states_of, weights_of
@@ -159,6 +160,13 @@ def test_a_part_that_comes_again_late_puts_nothing(servers):
     before_prepare(move, again).run()
     assert len(parts) > 2
     assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_no_move_begins_in_a_job_that_has_ended_by_an_error(servers):
+    servers.begin()
+    servers.client.abort(0, "the disk is full")
+    with pytest.raises(AbortedError, match="the disk is full"):
+        begun(servers, 1)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +318,16 @@ def test_time_for_which_a_move_held_calls_before_does_not_count(servers):
     assert not moves.overdue().is_committed
 
 
+def test_a_driver_is_not_silent_while_its_call_is_carried_out(servers):
+    servers.begin()
+    begun(servers, 1)
+    moves = servers.handlers["s1:1"].moves
+    moves.pass_time(1.1 * SILENT_S, is_silent=False)
+    assert moves.overdue() is None
+    moves.pass_time(1.1 * SILENT_S, is_silent=True)
+    assert not moves.overdue().is_committed
+
+
 @pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.CLOSE])
 def test_time_for_which_all_wait_for_a_step_does_not_count(servers, phase: Phase):
     servers.begin()
@@ -353,6 +371,16 @@ def test_a_push_that_waits_comes_again_as_soon_as_it_may_go_on(servers, next_pha
     else:
         moves.end_move(requests.EndMove(token=moves.get_map().move, is_committed=False))
     waits.result(timeout=0)
+
+
+def test_no_server_closes_while_messages_are_exchanged(tmp_path: Path):
+    with moving_servers(tmp_path, num_workers=2) as servers:
+        servers.begin()
+        rows = Message(sender=0, receiver=1, sequence=0, content=b"rows")
+        servers.client.post("shuffle", rows).result()
+        hold = begun(servers, 1)
+        with pytest.raises(ProtocolError, match="an exchange of messages is under way"):
+            hold(Phase.CLOSE)
 
 
 def test_a_server_that_restarts_while_it_holds_goes_on_with_no_move(servers):
@@ -688,6 +716,28 @@ def test_a_server_takes_over_no_job_that_it_cannot_read(servers, records):
     Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states))).run()
     servers.push(1)
     assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_all_other_servers_are_told_of_the_end_though_one_is_away(servers):
+    servers.begin()
+
+    class Lazy(MovingTransport):
+        """Sends a call, as it does again, when its answer is asked for."""
+
+        def call(self, server, call, argument, **options):
+            called = super().call
+            if call is not calls.END_MOVE:
+                return called(server, call, argument, **options)
+            return Answer(lambda: called(server, call, argument, **options).result())
+
+    def away(endpoint: str, call: Call[Any, Any], _: Any) -> None:
+        if endpoint == "s1:1" and call is calls.END_MOVE:
+            raise TransportError("away")
+
+    transport = Lazy(servers, away)
+    states = states_of(transport)
+    Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states))).run()
+    assert not servers.handlers[SPARE].moves.is_under_way
 
 
 def test_a_server_prepares_no_other_ones_shards(servers):

@@ -21,6 +21,7 @@ from ctr_ps.ps_worker.extras.moves.move import (
 )
 from ctr_ps.ps_worker.extras.moves.plan import balanced, without_server
 from tests.support.local_transport import Answer
+from tests.support.stores import DEEP, WIDE
 
 SPARE, FIRST = "ps-2:1", "ps-0:1"
 
@@ -144,6 +145,22 @@ def test_of_two_processes_of_a_worker_the_one_that_pushes_is_in_the_cut() -> Non
     assert merged([cut(7, 3), cut(8, 0)]) == merged([cut(8, 0), cut(7, 3)]) == cut(7, 3)
     with pytest.raises(ProtocolError, match="worker 0 is being replaced"):
         merged([cut(7, 3), cut(8, 1)])
+
+
+def test_a_table_that_only_some_servers_have_yet_is_not_known() -> None:
+    states = {
+        server: replace(state(FIRST), rows=[1] * NUM_PLACES, tables=tables)
+        for server, tables in enumerate(([WIDE, DEEP], [DEEP]))
+    }
+    shard_map = ShardMap.of(2, (FIRST, "ps-1:1"))
+    servers = SimpleNamespace(
+        shard_map=shard_map, call=lambda server, *_: Answer(lambda: states[server])
+    )
+    move = Move(servers, states, shard_map)
+
+    move._look_at_specs()
+
+    assert [*move._tables] == [DEEP.name]
 
 
 @pytest.mark.parametrize(
