@@ -26,16 +26,18 @@ from ctr_ps.protos.store import Lease, Missing, ReduceOp, WorkerLoss
 from ctr_ps.protos.store.moves import Cut, Phase
 from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, HOLD_MOVE, PUSH_GRAD, PUSH_PULL
 from ctr_ps.protos.wire.requests import BeginMove, EndMove, HoldMove, PushGrad
+from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.rpc.moves import SILENT_S
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.data.dealt_files import FilePosition, places_of
 from ctr_ps.ps_worker.extras.moves import cli
-from ctr_ps.ps_worker.extras.moves.move import Move, connected, states_of, weights_of
+from ctr_ps.ps_worker.extras.moves.move import Move, Progress, connected, states_of, weights_of
 from ctr_ps.ps_worker.extras.moves.plan import with_another, with_server, without_server
 from tests.support.cluster import Cluster, cluster
 from tests.support.crashed_moves import Crash, CrashingTransport, DriverKilledError
+from tests.support.processes import free_port
 from tests.support.stores import DEEP, INCARNATION, KEYS, TOWER, WIDE, declare, push_id
 from tests.support.waiting import wait_until
 
@@ -645,14 +647,14 @@ def test_a_command_waits_for_a_move_whose_driver_is_gone(monkeypatch):
 
         def tell(what: str, **options: bool) -> None:
             echo(what, **options)
-            if "waits for" in what:
+            if "waits up to" in what:
                 for server in (0, 1):
                     end = EndMove(token="other", is_committed=False)
                     transport.call(server, END_MOVE, end).result()
 
         monkeypatch.setattr(typer, "echo", tell)
         result = CliRunner().invoke(cli.app, [servers.endpoints[0], "add", servers.start_spare()])
-        assert "waits for the end of move other" in result.output
+        assert "waits up to 40 s for the end of move other" in result.output
         assert result.exit_code == 0, result.output
         assert connected(transport).servers == (0, 1, 2)
 
@@ -677,6 +679,56 @@ def test_a_server_is_added_once_and_drained_by_its_endpoint():
         shard_map = connected(driver(servers))
         assert shard_map.endpoints == (*servers.endpoints[:2], other)
         assert shard_map.epoch == 4
+
+
+def test_servers_that_do_not_answer_are_named(monkeypatch):
+    monkeypatch.setattr(cli, "FIRST_S", 0.3)
+    monkeypatch.setattr(cli, "RETRY_S", 1.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.placement.ASK_S", 0.3)
+    with cluster(num_servers=2, num_workers=1) as servers:
+        declare(servers.client())
+
+        def told(*command: str) -> str:
+            result = CliRunner().invoke(cli.app, [servers.endpoints[0], *command])
+            assert result.exit_code == TransportError.exit_code, result.output
+            return result.output
+
+        with free_port() as port:
+            nobody = f"127.0.0.1:{port}"
+        assert f"nothing answers at {nobody}: start a server there with ps-server --spare" in told(
+            "add", nobody
+        )
+        servers.stop_server(1)
+        away = f"server 1 ({servers.endpoints[1]})"
+        for command in (["status"], ["drain", "1"]):
+            found = told(*command)
+            assert f"server 0  {servers.endpoints[0]}  512 places  0 rows" in found
+            assert f"server 1  {servers.endpoints[1]}  512 places  no answer" in found
+            assert f"no answer from {away}: start it again, with its update log" in found
+            assert (f"waits for {away}" in found) == (command != ["status"])
+        servers.stop_server(0)
+        assert f"nothing answers at {servers.endpoints[0]}: is the job over?" in told("status")
+
+
+def test_a_server_that_answers_anybody_is_not_added_to_others(monkeypatch):
+    with cluster(num_servers=0) as servers:
+        token = "admin a-token-of-sixteen-or-more"
+        servers.start_server(ParameterStore(), credentials=Credentials(token=token))
+        servers.stores[0].engine.shard_map = ShardMap.of(1, servers.endpoints)
+        monkeypatch.setenv("CTR_PS_TOKEN", token.removeprefix("admin "))
+        for credentials, told in ((None, "without a token"), (Credentials(token=token), "done: ")):
+            spare = servers.start_spare(credentials=credentials)
+            result = CliRunner().invoke(cli.app, [servers.endpoints[0], "add", spare])
+            assert told in result.output
+            assert (result.exit_code == 0) == (credentials is not None)
+
+
+def test_progress_does_not_foretell_an_end_while_rows_change(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "TELL_S", 0.0)
+    for copied, told in ((250, "about 3 s left"), (1200, "again those that change meanwhile")):
+        began = time.monotonic() - 1.0
+        cli._Teller()(Progress(1000, copied_rows=copied, copied_bytes=2**20, began=began))
+        assert told in capsys.readouterr().err
 
 
 def test_a_command_that_is_interrupted_says_where_the_shards_are(monkeypatch):

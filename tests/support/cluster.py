@@ -72,7 +72,13 @@ class Cluster:
         self.endpoints.append(f"127.0.0.1:{port}")
         return self.endpoints[-1]
 
-    def start_spare(self, *, memory_limit: int | None = None, **settings: Any) -> str:
+    def start_spare(
+        self,
+        *,
+        memory_limit: int | None = None,
+        credentials: Credentials | None = None,
+        **settings: Any,
+    ) -> str:
         """Starts a server that waits to be added; returns its endpoint."""
         members = self.stores[0].engine.members
         store = ParameterStore(
@@ -83,7 +89,7 @@ class Cluster:
             wait_limit_s=10.0,
             memory_limit=memory_limit,
         )
-        server, port = self._start(store, "127.0.0.1:0", **settings)
+        server, port = self._start(store, "127.0.0.1:0", credentials=credentials, **settings)
         self.spares[endpoint := f"127.0.0.1:{port}"] = server
         store.engine.shard_map = ShardMap.of(1, [endpoint])
         return endpoint

@@ -10,25 +10,28 @@ The endpoint is that of server 0, which knows the others. A command that is inte
 the shards where they were, or where they were to go, and may be given again.
 """
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.errors import AccessError, CtrPsError, TransportError, UsageError
 from ctr_ps.protos.format import require_format
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import require_endpoints, split_endpoints
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, command_app, run_command
 from ctr_ps.protos.store.moves import MapState
-from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, GET_STATUS
+from ctr_ps.protos.wire.calls import END_MOVE, GET_MAP, GET_STATUS, Call
+from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from ctr_ps.ps_worker.cluster.placement import end_of
+from ctr_ps.ps_worker.cluster.transport import call_all
 from ctr_ps.ps_worker.extras.moves.move import (
     MIB,
     MIB_PER_S,
@@ -49,6 +52,8 @@ from ctr_ps.ps_worker.extras.moves.plan import (
     with_server,
     without_server,
 )
+
+T = TypeVar("T")
 
 app = command_app("Show, add, drain, replace and rebalance the servers of a cluster that trains.")
 
@@ -113,7 +118,7 @@ def cluster(
 def status(context: typer.Context) -> None:
     """Show the servers, their shards and rows, and whether a move is under way."""
     with _connected(context) as transport:
-        states = states_of(transport)
+        states = _states(transport, limit_s=0.0)
         typer.echo(_table(transport.shard_map, transport.shard_map, states))
         if moves := sorted({each.move for each in states.values() if each.move}):
             typer.echo(f"move under way: {', '.join(moves)}")
@@ -190,12 +195,47 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
     with errors_as_exit_codes():
         first, *others = require_endpoints(split_endpoints(context.obj), "the command")
         with closing(GrpcTransport([first], retry_s=RETRY_S)) as transport:
-            if transport.call(0, GET_MAP, None, ready_s=FIRST_S).result().server != 0:
+            if _first_answer(transport, GET_MAP, "is the job over?").server != 0:
                 raise UsageError(f"{first} is not server 0 of its cluster: name that server first")
             connected(transport)
             for endpoint in set(others).difference(transport.shard_map.endpoints):
                 _tell(endpoint, transport.call(0, GET_MAP, None).result())
             yield transport
+
+
+def _first_answer(transport: GrpcTransport, call: Call[None, T], hint: str) -> T:
+    try:
+        return transport.call(0, call, None, ready_s=FIRST_S).result()
+    except TransportError as error:
+        endpoint = transport.shard_map.endpoint_of(0)
+        raise TransportError(f"nothing answers at {endpoint}: {hint} ({error})") from error
+
+
+def _states(transport: GrpcTransport, *, limit_s: float) -> dict[int, MapState]:
+    """Returns `states_of` all servers, once they answer; TransportError, after a table, if they do not."""
+    until, is_told = time.monotonic() + limit_s, False
+    while True:
+        states, shard_map = {}, transport.shard_map
+        asked = call_all(transport, GET_MAP, None, ready_s=FIRST_S)
+        for server, answer in zip(shard_map.servers, asked, strict=True):
+            with suppress(TransportError):
+                states[server] = answer.result()
+        away = [
+            f"server {each} ({shard_map.endpoint_of(each)})"
+            for each in shard_map.servers
+            if each not in states
+        ]
+        if not away:
+            return states_of(transport)
+        if time.monotonic() > until:
+            typer.echo(_table(shard_map, shard_map, states))
+            raise TransportError(
+                f"no answer from {', '.join(away)}: start it again, with its update log and, if it was "
+                "added, --spare"
+            )
+        if not is_told:
+            typer.echo(f"waits for {', '.join(away)}", err=True)
+        is_told = True
 
 
 def _tell(endpoint: str, first: MapState) -> None:
@@ -207,7 +247,7 @@ def _tell(endpoint: str, first: MapState) -> None:
             is_of_cluster = state.shard_map.endpoints[:1] == first.shard_map.endpoints[:1]
             end = end_of(state, first) if is_spare or is_of_cluster else None
             if end is None:
-                typer.echo(f"{endpoint} waits for the end of no move of this cluster", err=True)
+                typer.echo(f"{endpoint} has no move of this cluster to end", err=True)
                 return
             transport.call(0, END_MOVE, end).result()
             how = "its shards have moved" if end.is_committed else "nothing has moved"
@@ -236,7 +276,7 @@ def _move(
         if added:
             require_endpoints([added], "the command")
         _wait_for_another(transport)
-        before, states = transport.shard_map, states_of(transport)
+        before, states = transport.shard_map, _states(transport, limit_s=RETRY_S)
         weights = _weights(transport, states, by)
         after = plan(before, weights)
         _require_spare(after, before, states[0])
@@ -293,7 +333,7 @@ def _wait_for_another(transport: GrpcTransport) -> None:
         if time.monotonic() > until:
             raise UsageError(f"move {other} is under way: give the command again when it has ended")
         if other != told:
-            typer.echo(f"waits for the end of move {other}", err=True)
+            typer.echo(f"waits up to {OTHER_S:.0f} s for the end of move {other}", err=True)
             told = other
         time.sleep(PAUSE_S)
     connected(transport)
@@ -309,10 +349,27 @@ def _require_spare(after: ShardMap, before: ShardMap, first: MapState) -> None:
         if endpoint in before.endpoints:
             continue
         with closing(GrpcTransport([endpoint], retry_s=RETRY_S)) as transport:
-            format = transport.call(0, GET_STATUS, None, ready_s=FIRST_S).result().format
+            hint = "start a server there with ps-server --spare"
+            format = _first_answer(transport, GET_STATUS, hint).format
             state = transport.call(0, GET_MAP, None).result()
         require_format(format, f"server {endpoint}")
         require_spare(endpoint, state, first)
+        if _is_open(endpoint) and not _is_open(before.endpoint_of(0)):
+            raise UsageError(
+                f"{endpoint} answers callers without a token, which server 0 does not: give it the "
+                "environment of the other servers"
+            )
+
+
+def _is_open(endpoint: str) -> bool:
+    """Whether a server answers callers without a token."""
+    nobody = dataclasses.replace(Credentials.from_environment(), token="", token_file="")
+    with closing(GrpcTransport([endpoint], retry_s=0.0, credentials=nobody)) as transport:
+        try:
+            transport.call(0, GET_MAP, None, ready_s=FIRST_S).result()
+        except AccessError:
+            return False
+        return True
 
 
 def require_spare(endpoint: str, spare: MapState, first: MapState) -> None:
@@ -347,11 +404,16 @@ class _Teller:
         if (now := time.monotonic()) - self._told < TELL_S or not progress.copied_rows:
             return
         self._told = now
-        rate = progress.copied_rows / max(progress.seconds, 1e-3)
-        left_s = max(0, progress.rows - progress.copied_rows) / max(rate, 1.0)
+        rate = progress.copied_rows / progress.seconds
+        left = progress.rows - progress.copied_rows
         print(
             f"{progress.copied_rows:,} of {progress.rows:,} rows, "
-            f"{progress.copied_bytes / MIB / progress.seconds:,.1f} MiB/s, about {left_s:.0f} s left",
+            f"{progress.copied_bytes / MIB / progress.seconds:,.1f} MiB/s, "
+            + (
+                f"about {left / rate:.0f} s left"
+                if left > 0
+                else "again those that change meanwhile"
+            ),
             file=sys.stderr,
         )
 
@@ -368,7 +430,9 @@ def _table(before: ShardMap, after: ShardMap, states: Mapping[int, MapState]) ->
     for server in sorted({*before.servers, *after.servers}):
         known = after if server in after.servers else before
         (places, count), (next_places, next_count) = of(before, server), of(after, server)
-        line = f"server {server}  {known.endpoint_of(server)}  {places} places  {count:,} rows"
+        is_away = server in before.servers and server not in states
+        line = f"server {server}  {known.endpoint_of(server)}  {places} places  "
+        line += "no answer" if is_away else f"{count:,} rows"
         if (places, count) != (next_places, next_count):
             line += f"  ->  {next_places} places  {next_count:,} rows"
         lines.append(line)
