@@ -16,6 +16,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Self, TypeVar
 
 import numpy as np
@@ -390,8 +391,11 @@ def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
     """Returns the results, or raises the first error without waiting for the other runs."""
-    for run in futures.as_completed(runs):
-        run.result()
+    ended: SimpleQueue[futures.Future[T]] = SimpleQueue()
+    for run in runs:
+        run.add_done_callback(ended.put)
+    for _ in runs:
+        ended.get().result()
     return [run.result() for run in runs]
 
 
