@@ -276,15 +276,19 @@ def _repeated(
     each: FieldCodec[Any], collect: Callable[[Any], Any], field: FieldDescriptor
 ) -> FieldCodec[Any]:
     most = _MOST.get(field.full_name)
+    is_as_is = each is _AS_IS
 
     def decode(found: Any) -> Any:
         if most is not None and len(found) > most:
             raise ProtocolError(
                 f"{field.full_name} has {len(found)} elements, expected up to {most}"
             )
-        return collect(map(each.decode, found))
+        return collect(found if is_as_is else map(each.decode, found))
 
-    return FieldCodec(lambda values: [each.encode(value) for value in values], decode)
+    def encode(values: Any) -> list[Any]:
+        return list(values) if is_as_is else [each.encode(value) for value in values]
+
+    return FieldCodec(encode, decode)
 
 
 def _mapping(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
