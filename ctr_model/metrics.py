@@ -219,6 +219,8 @@ class ClickMetrics:
 
     def _in_frame(self, frame: _Frame) -> NDArray[np.float64]:
         """Returns the histograms by the cells of `frame`, clipped to its first and last."""
+        if frame == self._frame:
+            return self._histograms
         histograms = np.zeros((2, frame.size))
         if self._frame != _NO_FRAME and frame.size:
             cells = np.arange(self._first, self._first + self._frame.size)
