@@ -218,9 +218,14 @@ class Checkpoint:
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the saved candidates of shards with the shards' numbers."""
-        keys_only, wanted = replace(self.table(table), dim=0), frozenset(shards)
-        for entry in self.manifest.files_of_table(table, "candidates"):
-            yield from read_table_file(self._data, entry, keys_only, wanted)
+        return self._read_keys(table, "candidates", frozenset(shards))
+
+    def _read_keys(
+        self, table: str, kind: TableKind, shards: Set[int]
+    ) -> Iterator[tuple[int, Rows]]:
+        keys_only = replace(self.table(table), dim=0)
+        for entry in self.manifest.files_of_table(table, kind):
+            yield from read_table_file(self._data, entry, keys_only, shards)
 
     def read_counters(
         self, table: str, shards: Iterable[int]
@@ -296,7 +301,7 @@ class Checkpoint:
             shards = frozenset(range(table.num_shards))
             if not without_rows:
                 deque(self._read_own_shards(table, shards), maxlen=0)
-                self.read_changes(name, shards)
+                deque(self._read_keys(name, "removed", shards), maxlen=0)
             deque(self.read_candidates(name, shards), maxlen=0)
             deque(self.read_counters(name, shards), maxlen=0)
         for name in self.attachments:
