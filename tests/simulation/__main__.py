@@ -43,7 +43,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.INFO)
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    simulator = seeds.Simulator(base / f"ctr-simulation-{os.getpid()}", options.undisturbed)
+    simulator = seeds.Simulator(base / f"ctr-simulation-{os.getpid():08}", options.undisturbed)
     simulator.tells_switches = options.switches
     try:
         if options.seed is not None:
@@ -75,7 +75,7 @@ def _run_range(simulator: seeds.Simulator, options: argparse.Namespace) -> int:
         return options.seconds is not None and world._real.monotonic() - start > options.seconds
 
     bad, num, virtual_s, processor_s, num_faults = [], 0, 0.0, 0.0, 0
-    for result in simulator.run_all(wanted, options.processes, is_over):
+    for result in simulator.run_seeds(wanted, options.processes, is_over):
         num += 1
         virtual_s += result.outcome.virtual_s
         processor_s += result.processor_s

@@ -1,13 +1,17 @@
 """What must hold in every run, whatever happens in it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint import reader
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.rows.statistics import SHOW
 from ctr_ps.ps_worker.checkpoints.retention import name_after_epoch
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
@@ -75,10 +79,35 @@ def _untrained(setup: Setup, checkpoints: Path) -> int:
     return sum(max(setup.epochs * num - shows[key], 0) for key, num in expected.items())
 
 
+@contextmanager
+def _files_read_once() -> Iterator[None]:
+    """Has each file of rows read and compared with its checksum once: a base is part of many checkpoints."""
+    read, found = reader.read_table_file, {}
+
+    def once(folder: Any, entry: Any, spec: Any, shards: Any) -> Iterator[tuple[int, Rows]]:
+        file = f"{folder.url}/{entry.file}"
+        if file not in found:
+            found[file] = list(read(folder, entry, spec, range(spec.num_shards)))
+        return ((shard, rows) for shard, rows in found[file] if shard in shards)
+
+    reader.read_table_file = once
+    try:
+        yield
+    finally:
+        reader.read_table_file = read
+
+
 def faults_of_end(
     setup: Setup, outcome: Outcome, tally: Tally, checkpoints: Path, expected: Undisturbed | None
 ) -> list[str]:
     """Returns what is wrong after a run."""
+    with _files_read_once():
+        return _faults_of_end(setup, outcome, tally, checkpoints, expected)
+
+
+def _faults_of_end(
+    setup: Setup, outcome: Outcome, tally: Tally, checkpoints: Path, expected: Undisturbed | None
+) -> list[str]:
     wrong = []
     # A process that is killed after the job's end is looked for in vain: docs/decisions/0046.
     is_excused = outcome.is_left_by_all or outcome.is_wiped or outcome.is_claimed

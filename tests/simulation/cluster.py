@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +25,7 @@ from ctr_ps.protos.errors import CtrPsError, LogError, PlaceLostError
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
-from ctr_ps.ps_server.checkpoint import publish
+from ctr_ps.ps_server.checkpoint import publish, reader
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.rpc.recovery import Progress
@@ -216,7 +216,6 @@ class Cluster:
         self._successors: set[Process] = set()  # twins of processes that have ended
         self._told: set[Process] = set()  # to end
         self._done: set[str] = set()  # names of which one has come to its end
-        self._is_over = False
         self.network.kill = self._kill
         self.network.replace = self._replace
         for fault in faults:
@@ -236,7 +235,7 @@ class Cluster:
         self._look_later()
         outcome = self.outcome
         try:
-            self.world.run(lambda: self._is_over, self.setup.limit_s)
+            self.world.run(self.setup.limit_s)
         except AssertionError as error:
             outcome.errors.append(str(error))
         for process in self.world.processes:
@@ -340,12 +339,12 @@ class Cluster:
             case End(code=code, reason=reason):
                 self.world.tell("launcher", f"the end: code {code} {reason}")
                 self.outcome.code, self.outcome.reason = code, reason
-                self._is_over = True
+                self.world.is_over = True
             case None:
                 pass
             case other:
                 self.outcome.errors.append(f"unforeseen: {other}")
-                self._is_over = True
+                self.world.is_over = True
 
     def _look_later(self) -> None:
         if self.world.now >= self._supervisor.next_time():
@@ -462,7 +461,7 @@ class Cluster:
     def _happen(self, fault: Fault) -> None:
         process = self.running.get(fault.who)
         if fault.kind == MOVE:
-            if process is None and not self._is_over:
+            if process is None and not self.world.is_over:
                 self.world.tell("fault", str(fault))
                 self._moves[fault.who] = fault.other
                 self._start(fault.who)
@@ -581,6 +580,20 @@ def install() -> None:
         write_name(*args)
 
     publish._write_name = write_name_checked
+    _parses_once()
+
+
+def _parses_once() -> None:
+    """Has a manifest that is read again parsed and checked once: all processes of a world share this one."""
+    publish.manifest_from_json = lru_cache(maxsize=None)(publish.manifest_from_json)
+    require_whole, whole = reader.require_whole, {}
+
+    def require_whole_once(manifest: Any, source: str) -> None:
+        if id(manifest) not in whole:
+            require_whole(manifest, source)
+            whole[id(manifest)] = manifest  # so that no other has its address
+
+    reader.require_whole = require_whole_once
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

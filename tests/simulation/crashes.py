@@ -93,7 +93,7 @@ class MovingCluster(Cluster):
             super()._happen(fault)
 
     def _drive_again(self) -> None:
-        if not self._is_over:
+        if not self.world.is_over:
             driver = self.running[DRIVER] = self.world.process(DRIVER)
             self.world.tell(driver, "starts")
             driver.start(partial(self._main, driver, self._drive), "main")
@@ -183,15 +183,12 @@ def _crashes(steps: Sequence[CallFault], worker: str) -> Iterator[CallFault]:
 def run_cases(simulator: Simulator, texts: str, num_processes: int) -> list[Result]:
     """Runs all cases; returns those that are bad, and tells of them."""
     simulator.cluster = MovingCluster
-    waiting = [*cases(simulator, texts)]
-    print(f"{len(waiting)} crashes", flush=True)
-    bad, running, processor_s = [], [], 0.0
-    while waiting or running:
-        while waiting and len(running) < num_processes:
-            name, setup, faults = waiting.pop(0)
-            running.append((name, simulator.start(SEED, setup, faults)))
-        name, run = running.pop(0)
-        result = run.result()
+    all_cases = [*cases(simulator, texts)]
+    print(f"{len(all_cases)} crashes", flush=True)
+    bad, processor_s = [], 0.0
+    runs = ((SEED, setup, faults) for _, setup, faults in all_cases)
+    results = simulator.run_all(runs, num_processes)
+    for (name, _, _), result in zip(all_cases, results, strict=True):
         processor_s += result.processor_s
         if not result.is_good:
             bad.append(result)

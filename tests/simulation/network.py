@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,9 +158,7 @@ class Network:
                 for number, at in heard.items()
                 if number != client.number and self._world.now - at < self.lease_s * 0.9
             ]
-        elif name == LEAVE.name or (
-            name == RENEW.name and RENEW.request.decode(call.request).is_last
-        ):
+        elif name == LEAVE.name or (name == RENEW.name and _renewal(call.request).is_last):
             self._heard[server.name, client.name] = {}
             self._left.add((server.name, client))
         elif name in OF_MEMBERS and (server.name, client) not in self._left:
@@ -234,6 +232,9 @@ class Network:
             self.happened.append(fault)
             self._world.tell("network", str(fault))
         return fault
+
+
+_renewal = lru_cache(RENEW.request.decode)  # as most are alike
 
 
 def network() -> Network:

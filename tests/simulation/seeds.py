@@ -1,5 +1,6 @@
 """What a seed means: a setup, a list of faults, and the run of both in a process of its own."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -9,8 +10,10 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,6 +72,8 @@ from tests.simulation.world import World, entered
 
 INLINE_VALUES = service.INLINE_VALUES
 AnyFault = Fault | CallFault
+Run = tuple[int, Setup, Sequence[AnyFault]]
+RUNS_IN_FORK = 8  # what they change, and worlds that have ended, stay in memory
 
 # How often a worker makes each call to a server, about.
 OF_ALL = {"Join": 2, "CreateTable": 1, "Renew": 10, "Snapshot": 4, "Save": 4, "Leave": 1}
@@ -526,6 +531,7 @@ class Simulator:
         if undisturbed is not None and undisturbed.exists():
             self._undisturbed = pickle.loads(undisturbed.read_bytes())
         self.tells_switches = False
+        self._worlds: list[World] = []  # kept: collected, their greenlets would run their `finally`
         # Now, as it takes real time: in runs nothing may.
         plan = self.plan(Setup())
         precompile(plan)
@@ -586,37 +592,44 @@ class Simulator:
             if setup.mode != COUNTERS:
                 self.undisturbed(setup.num_workers, setup.epochs)
 
-    def start(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> "Running":
-        """Starts a run in a fork."""
-        self.prepare([setup])
+    def start(self, runs: Sequence[Run]) -> "Running":
+        """Starts runs, one after another, in a fork: the first copies the memory that it changes."""
+        self.prepare([setup for _, setup, _ in runs])
         sys.stdout.flush()
         gc.freeze()  # a collection in the fork would copy all that both share
         read, write = os.pipe()
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 2**20)  # so that none waits to be read
         pid = os.fork()
         if pid:
             os.close(write)
-            return Running(pid, read)
+            return Running(pid, read, len(runs))
         code = 1
         try:
             os.close(read)
             gc.disable()
-            run = self._folder / f"run-{os.getpid()}"
-            try:
-                result = self._run_here(seed, setup, faults, run, is_checked=True)
-            except Exception:  # a fault of the simulation: others' seeds go on
-                outcome = Outcome(errors=[f"the simulation failed: {traceback.format_exc()}"])
-                result = Result(seed=seed, setup=setup, faults=faults, outcome=outcome, trace=[])
             with os.fdopen(write, "wb") as pipe:
-                pickle.dump(result, pipe)
-            shutil.rmtree(run, ignore_errors=True)
+                for run in runs:
+                    pickle.dump(self._result(*run), pipe)
+                    pipe.flush()
             code = 0
         except BaseException:
-            logging.getLogger("simulation").exception("seed %d", seed)
+            logging.getLogger("simulation").exception("%s", runs)
             sys.stderr.flush()
         os._exit(code)
 
+    def _result(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> Result:
+        folder = self._folder / f"run-{os.getpid():08}"
+        try:
+            return self._run_here(seed, setup, faults, folder, is_checked=True)
+        except Exception:  # a fault of the simulation: others' seeds go on
+            outcome = Outcome(errors=[f"the simulation failed: {traceback.format_exc()}"])
+            return Result(seed=seed, setup=setup, faults=faults, outcome=outcome, trace=[])
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def run(self, seed: int, setup: Setup, faults: Sequence[AnyFault]) -> Result:
-        return self.start(seed, setup, faults).result()
+        (result,) = self.start([(seed, setup, faults)]).results()
+        return result
 
     def shrunk(self, bad: Result) -> Result:
         """Returns a failing run with as few of its faults as it needs (delta debugging).
@@ -639,21 +652,28 @@ class Simulator:
         without = self.run(best.seed, best.setup, [])
         return best if without.is_good else without
 
-    def run_all(
+    def run_seeds(
         self, seeds: Iterator[int], num_processes: int, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Result]:
-        """Yields the results of seeds as they come, with so many runs at a time."""
-        running: list[Running] = []
-        while True:
-            while len(running) < num_processes and not is_over():
-                seed = next(seeds, None)
-                if seed is None:
-                    break
-                setup = setup_of(seed)
-                running.append(self.start(seed, setup, faults_of(seed, setup)))
-            if not running:
-                return
-            yield running.pop(0).result()
+        """Yields the results of seeds in their order, with so many runs at a time."""
+        setups = ((seed, setup_of(seed)) for seed in takewhile(lambda _: not is_over(), seeds))
+        return self.run_all(
+            ((seed, setup, faults_of(seed, setup)) for seed, setup in setups), num_processes
+        )
+
+    def run_all(self, runs: Iterator[Run], num_processes: int) -> Iterator[Result]:
+        """Yields the results of runs in their order, with so many at a time."""
+        running: deque[Running] = deque()
+        try:
+            while True:
+                while len(running) < num_processes and (some := [*islice(runs, RUNS_IN_FORK)]):
+                    running.append(self.start(some))
+                if not running:
+                    return
+                yield from running.popleft().results()
+        finally:
+            for each in running:
+                each.end()
 
     def _run_here(
         self,
@@ -671,6 +691,7 @@ class Simulator:
         root.addHandler(handler)
         service.INLINE_VALUES = 0 if setup.in_threads else INLINE_VALUES
         home = World(seed)
+        self._worlds.append(home)
         home.short = {str(run): "~", str(self._folder): "~"}
         home.tells_switches = self.tells_switches
         try:
@@ -701,22 +722,24 @@ class Simulator:
 
 
 class Running:
-    """A run in another process."""
+    """Runs in another process."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self._pid, self._pipe = pid, pipe
+    def __init__(self, pid: int, pipe: int, num_runs: int) -> None:
+        self._pid, self._pipe, self._num_runs = pid, os.fdopen(pipe, "rb"), num_runs
 
-    def result(self) -> Result:
-        with os.fdopen(self._pipe, "rb") as pipe:
-            content = pipe.read()
-        _, status = os.waitpid(self._pid, 0)
-        if not content:
-            raise AssertionError(f"the simulation itself failed: status {status}")
-        result: Any = pickle.loads(content)
-        assert isinstance(result, Result)
-        return result
+    def results(self) -> Iterator[Result]:
+        """Yields the results as they come, and ends the process."""
+        try:
+            for _ in range(self._num_runs):
+                result: Any = pickle.load(self._pipe)
+                assert isinstance(result, Result)
+                yield result
+        except EOFError:
+            raise AssertionError("the simulation itself failed: see above") from None
+        finally:
+            self.end()
 
-    def kill(self) -> None:
+    def end(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        os.close(self._pipe)
+        self._pipe.close()

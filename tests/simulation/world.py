@@ -67,25 +67,19 @@ class Process:
         self.when_killed: list[Callable[[], None]] = []
         self.descriptors: list[int] = []  # of locks, which the system gives back at its end
         self._world = home
-        self.threads: list[Thread] = []
+        self.threads: dict[int, Thread] = {}  # that have started and not ended, in order
         self.thread_numbers = itertools.count(1)
         self._parked: list[Thread] = []
         chance = home.random
-        self._rate = 1.0 + chance.uniform(-home.drift, home.drift)
-        self._offset = chance.uniform(0.0, 1e5)
-        self._wall = EPOCH + chance.uniform(-1.0, 1.0) * home.wall_error_s
+        self.rate = 1.0 + chance.uniform(-home.drift, home.drift)
+        self.offset = chance.uniform(0.0, 1e5)
+        self.wall = EPOCH + chance.uniform(-1.0, 1.0) * home.wall_error_s
 
     def __str__(self) -> str:
         return f"{self.name}#{self.number}"
 
-    def monotonic(self) -> float:
-        return self._offset + self._world.now * self._rate
-
-    def wall(self) -> float:
-        return self._wall + self._world.now * self._rate
-
     def real_seconds(self, seconds: float) -> float:
-        return max(seconds, 0.0) / self._rate
+        return seconds / self.rate if seconds > 0.0 else 0.0
 
     def start(self, run: Callable[[], object], name: str) -> "Thread":
         thread = Thread(target=run, name=name, process=self)
@@ -98,7 +92,7 @@ class Process:
     def resume(self) -> None:
         self.is_paused = False
         for thread in self._parked:
-            self._world.make_ready(thread)
+            self._world.ready.append(thread)
         self._parked.clear()
 
     def park(self, thread: "Thread") -> None:
@@ -140,9 +134,10 @@ class World:
             str, str
         ] = {}  # what the trace writes for names that differ from run to run
         self.tells_switches = False
-        self.on_event: list[Callable[[], None]] = []  # checks
-        self._preemption = preemption
-        self._ready: list[Thread] = []
+        self.is_over = False
+        self.chance = self.random.random
+        self.preemption = preemption
+        self.ready: list[Thread] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.hub = greenlet.getcurrent()
@@ -159,7 +154,8 @@ class World:
 
     def at(self, seconds: float, do: Callable[[], None]) -> None:
         """Has `do` called by the scheduler in so many seconds; it must not wait."""
-        heapq.heappush(self._timers, (self.now + max(seconds, 0.0), next(self._numbers), do))
+        when = self.now + seconds if seconds > 0.0 else self.now
+        heapq.heappush(self._timers, (when, next(self._numbers), do))
 
     def tell(self, who: object, what: str) -> None:
         """Writes a line of the trace."""
@@ -169,22 +165,24 @@ class World:
         self.digest = zlib.crc32(line.encode(), self.digest)
         self.trace.append(line)
 
-    def run(self, is_over: Callable[[], bool], limit_s: float) -> None:
+    def run(self, limit_s: float) -> None:
         """Runs until `is_over`; raises DeadlockError if that cannot be, or takes longer than the limit."""
-        while not is_over():
-            if self._timers and (not self._ready or self._timers[0][0] <= self.now):
-                when, _, do = heapq.heappop(self._timers)
-                self.now = max(self.now, when)
+        timers, ready, chance = self._timers, self.ready, self.chance
+        while not self.is_over:
+            if timers and (not ready or timers[0][0] <= self.now):
+                when, _, do = heapq.heappop(timers)
+                if when > self.now:
+                    self.now = when
                 if self.now > limit_s:
                     raise DeadlockError(f"not over after {limit_s:g} s: {self.waiting()}")
                 do()
                 continue
-            if not self._ready:
+            if not ready:
                 raise DeadlockError(f"nothing will happen any more: {self.waiting()}")
-            index = int(self.random.random() * len(self._ready))
-            thread = self._ready[index]
-            self._ready[index] = self._ready[-1]
-            self._ready.pop()
+            index = int(chance() * len(ready))
+            thread = ready[index]
+            ready[index] = ready[-1]
+            ready.pop()
             if not thread.process.is_alive:
                 continue
             if thread.process.is_paused:
@@ -199,13 +197,14 @@ class World:
             self.trace.append(f"{self.now:12.6f} {thread.key.decode()} goes on")
         self.now += STEP_S
         self.current = thread
-        events._set_running_loop(thread.loop)
-        thread.greenlet.switch()
-        thread.loop = events._get_running_loop()
-        events._set_running_loop(None)
+        if thread.loop is None:
+            thread.greenlet.switch()
+        else:
+            events._set_running_loop(thread.loop)
+            thread.greenlet.switch()
+        if thread.loop is not None:
+            events._set_running_loop(None)
         self.current = None
-        for check in self.on_event:
-            check()
 
     def waiting(self) -> str:
         """Says of each thread of a living process where it waits."""
@@ -213,14 +212,10 @@ class World:
             f"{process} {thread.name} at {thread.waits_for or 'its turn'}"
             for process in self.processes
             if process.is_alive
-            for thread in process.threads
-            if thread.is_alive()
+            for thread in process.threads.values()
         )
 
     # What the primitives use
-
-    def make_ready(self, thread: "Thread") -> None:
-        self._ready.append(thread)
 
     def block(self, seconds: float | None, what: str) -> bool:
         """Has the current thread wait until it is woken (True) or the time is over."""
@@ -230,35 +225,32 @@ class World:
         thread.is_waiting, thread.waits_for = True, what
         if seconds is not None:
             ticket = thread.ticket
-            self.at(
-                thread.process.real_seconds(seconds), lambda: self.wake(thread, ticket, by=False)
-            )
+
+            def wake() -> None:
+                if thread.is_waiting and ticket == thread.ticket:
+                    thread.is_waiting = thread.is_woken = False
+                    self.ready.append(thread)
+
+            self.at(thread.process.real_seconds(seconds), wake)
         self.hub.switch()
         thread.waits_for = ""
         return thread.is_woken
 
-    def wake(self, thread: "Thread", ticket: int | None = None, *, by: bool = True) -> None:
-        if thread.is_waiting and ticket in (None, thread.ticket):
-            thread.is_waiting, thread.is_woken = False, by
-            self.make_ready(thread)
+    def wake(self, thread: "Thread") -> None:
+        if thread.is_waiting:
+            thread.is_waiting, thread.is_woken = False, True
+            self.ready.append(thread)
 
     def give_turn(self) -> None:
         """Lets others run, if any can."""
         thread = self.current
         if thread is not None:
-            self.make_ready(thread)
+            self.ready.append(thread)
             self.hub.switch()
 
     def may_lose_turn(self) -> None:
-        if self.current is not None and self.random.random() < self._preemption:
+        if self.current is not None and self.chance() < self.preemption:
             self.give_turn()
-
-    def tick(self) -> Process | None:
-        """Lets a look at the clock take its time."""
-        if self.current is None:
-            return None
-        self.now += STEP_S
-        return self.current.process
 
     def ended(self, dead: greenlet) -> None:
         self._dead.append(dead)
@@ -280,15 +272,15 @@ class Thread:
     ) -> None:
         self.daemon = bool(daemon)
         self._target, self._args, self._kwargs = target, args, kwargs or {}
-        current = world().current
+        home = world()
         if process is None:
-            assert current is not None, "a thread is started outside of the simulation"
-            process = current.process
+            assert home.current is not None, "a thread is started outside of the simulation"
+            process = home.current.process
         self.process = process
         self.name = name or f"thread-{next(process.thread_numbers)}"
-        self.greenlet = greenlet(self._bootstrap, parent=world().hub)  # where its end leads
+        self.greenlet = greenlet(self._bootstrap, parent=home.hub)  # where its end leads
         self.ident = id(self)
-        self.loop: Any = None
+        self.loop: Loop | None = None  # which it runs
         self.ticket = 0
         self.is_waiting = self.is_woken = False
         self.waits_for = ""
@@ -302,10 +294,8 @@ class Thread:
 
     def start(self) -> None:
         self._is_started = True
-        own = self.process.threads
-        own[:] = [each for each in own if each.is_alive()]
-        own.append(self)
-        world().make_ready(self)
+        self.process.threads[self.ident] = self
+        world().ready.append(self)
 
     def run(self) -> None:
         if self._target is not None:
@@ -319,6 +309,7 @@ class Thread:
         except BaseException as error:  # as the interpreter does
             world().tell(self.process, f"thread {self.name} died: {type(error).__name__}: {error}")
         self._ended.set()
+        del self.process.threads[self.ident]
         world().ended(self.greenlet)
 
     def join(self, timeout: float | None = None) -> None:
@@ -342,7 +333,11 @@ class Lock:
         home = _now[0]
         if not self._is_ours or home is None:
             return True
-        home.may_lose_turn()
+        if home.current is not None and home.chance() < home.preemption:
+            home.give_turn()
+        if not self._is_held:
+            self._is_held = True
+            return True
         until = None
         while self._is_held:
             if not blocking:
@@ -362,25 +357,25 @@ class Lock:
         return True
 
     def release(self) -> None:
-        if not self._is_ours or _now[0] is None:
+        home = _now[0]
+        if not self._is_ours or home is None:
             return
         if not self._is_held:
             raise RuntimeError("release unlocked lock")
         self._is_held = False
         if self._waiting:
-            world().wake(self._waiting.popleft())
+            home.wake(self._waiting.popleft())
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def locked(self) -> bool:
         return self._is_held
 
     def _at_fork_reinit(self) -> None:
         """No-op: runs are forked while nobody holds it."""
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class RLock:
@@ -409,8 +404,7 @@ class RLock:
 
     _at_fork_reinit = Lock._at_fork_reinit
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -425,10 +419,10 @@ class Condition:
         self._waiting: list[Thread] = []
 
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        return self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         home, count = world(), 0
@@ -456,12 +450,13 @@ class Condition:
         return result
 
     def notify(self, n: int = 1) -> None:
-        for thread in self._waiting[:n]:
-            self._waiting.remove(thread)
+        woken, self._waiting = self._waiting[:n], self._waiting[n:]
+        for thread in woken:
             world().wake(thread)
 
     def notify_all(self) -> None:
-        self.notify(len(self._waiting))
+        if self._waiting:
+            self.notify(len(self._waiting))
 
 
 class Event:
@@ -535,11 +530,33 @@ class Loop(base_events.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = self
+        self.time = time.monotonic  # type: ignore[method-assign]
         self._is_woken = False
         self._sleeper: Thread | None = None
 
-    def select(self, timeout: float | None) -> tuple[()]:
+    def _run_once(self) -> None:
+        """As that of asyncio, which looks at the clock as often."""
+        timers, ready = self._scheduled, self._ready
+        while timers and timers[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(timers)._scheduled = False
+        timeout = None
+        if ready or self._stopping:
+            timeout = 0.0
+        elif timers:
+            timeout = max(0.0, timers[0]._when - self.time())
+        self._wait(timeout)
+        end = self.time() + self._clock_resolution
+        while timers and timers[0]._when < end:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _wait(self, timeout: float | None) -> None:
         home = world()
         if not self._is_woken and timeout != 0:
             self._sleeper = home.current
@@ -548,10 +565,15 @@ class Loop(base_events.BaseEventLoop):
         else:
             home.may_lose_turn()
         self._is_woken = False
-        return ()
 
-    def _process_events(self, _: object) -> None:
-        pass
+    def run_forever(self) -> None:
+        thread = world().current
+        assert thread is not None
+        thread.loop = self
+        try:
+            super().run_forever()
+        finally:
+            thread.loop = None
 
     def _write_to_self(self) -> None:
         self._is_woken = True
@@ -583,13 +605,22 @@ class _Secrets:
         return f"{self.randbits(8 * num_bytes):0{2 * num_bytes}x}"
 
 
-def _clock(of: Callable[[Process], float], real: Callable[[], float]) -> Callable[[], float]:
-    def clock() -> float:
-        home = _now[0]
-        process = None if home is None else home.tick()
-        return real() if process is None else of(process)
+def _monotonic() -> float:
+    home = _now[0]
+    if home is None or home.current is None:
+        return float(_real.monotonic())
+    home.now += STEP_S  # a look at it takes time
+    process = home.current.process
+    return process.offset + home.now * process.rate
 
-    return clock
+
+def _wall() -> float:
+    home = _now[0]
+    if home is None or home.current is None:
+        return float(_real.time())
+    home.now += STEP_S
+    process = home.current.process
+    return process.wall + home.now * process.rate
 
 
 def _sleep(seconds: float) -> None:
@@ -620,9 +651,8 @@ def _getpid() -> int:
 
 def install() -> None:
     """Puts simulated threads and clocks over those of this process, before the package's imports."""
-    time.monotonic = _clock(Process.monotonic, _real.monotonic)
-    time.perf_counter = time.monotonic
-    time.time = _clock(Process.wall, _real.time)
+    time.monotonic = time.perf_counter = _monotonic
+    time.time = _wall
     time.sleep = _sleep
     made: dict[str, Any] = {
         "Lock": Lock,
