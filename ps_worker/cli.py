@@ -376,3 +376,7 @@ def _start(log_format: LogFormat | None = None, log_level: LogLevel | None = Non
 def main() -> None:
     """Runs the command line."""
     run_command(app)
+
+
+if __name__ == "__main__":
+    main()
