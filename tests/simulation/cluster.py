@@ -9,8 +9,8 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctr_ps.deploy import supervisor
 from ctr_ps.deploy.supervisor import Decision, End, Exited, Policy, Restart, Supervisor, Warn
@@ -26,6 +27,7 @@ from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.checkpoint import publish, reader
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.rpc.recovery import Progress
@@ -194,6 +196,7 @@ class Cluster:
         self.endpoints = tuple(f"{name}:1" for name in listed)
         self.engines: dict[Process, Engine] = {}
         self._maps: dict[int, ShardMap] = {}  # by epoch
+        self._has_map: dict[Process, ShardMap] = {}  # that was compared last
         self.network.on_answer = self._require_one_map
         self._moves: dict[str, str] = {}  # what a driver does
         self._unused = self.servers[setup.num_servers :]
@@ -415,8 +418,10 @@ class Cluster:
         if (engine := self.engines.get(process)) is None or engine.shard_map.epoch == 1:
             return
         shard_map = engine.shard_map
-        first = self._maps.setdefault(shard_map.epoch, shard_map)
-        if first is not shard_map and first != shard_map:
+        if self._has_map.get(process) is shard_map:
+            return
+        self._has_map[process] = shard_map
+        if self._maps.setdefault(shard_map.epoch, shard_map) != shard_map:
             self.outcome.errors.append(f"{process} has another map of epoch {shard_map.epoch}")
 
     def _move(self, process: Process, _: int) -> int:
@@ -584,7 +589,7 @@ def install() -> None:
 
 
 def _parses_once() -> None:
-    """Has a manifest that is read again parsed and checked once: all processes of a world share this one."""
+    """Has a manifest parsed and checked once, as all processes share this one, and files read whole."""
     publish.manifest_from_json = lru_cache(maxsize=None)(publish.manifest_from_json)
     require_whole, whole = reader.require_whole, {}
 
@@ -594,6 +599,19 @@ def _parses_once() -> None:
             whole[id(manifest)] = manifest  # so that no other has its address
 
     reader.require_whole = require_whole_once
+    open_file = LocalFolder.open
+
+    @contextmanager
+    def open_small(self: LocalFolder, file: str) -> Iterator[Any]:
+        try:
+            content = (self.path / file).read_bytes()
+        except OSError:
+            with open_file(self, file) as source:
+                yield source
+        else:
+            yield pa.BufferReader(content)
+
+    LocalFolder.open = open_small
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

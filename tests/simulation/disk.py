@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -58,8 +59,9 @@ class Disk:
         if path == self._path:
             self.look()
             self._names = self._names[-1:]
-        elif self._loses_power and (file := Path(path)).exists():
-            self._synced[file.stat().st_ino] = file.read_bytes()
+        elif self._loses_power:
+            with suppress(FileNotFoundError), open(path, "rb") as file:  # noqa: PTH123 - as above
+                self._synced[os.fstat(file.fileno()).st_ino] = file.read()
 
     def is_to_fail(self, home: World, path: str) -> bool:
         """Counts a sync; does not return from one in which the power fails."""
