@@ -16,6 +16,7 @@ import enum
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -198,18 +199,19 @@ def _record(
     converted = {name: codec for name, codec in codecs.items() if codec is not _AS_IS}
     optional = frozenset(name for name in names if _without_none(hints[name]) != hints[name])
     present = [name for name in names if described[name].has_presence]
+    fields_of = attrgetter(*names, names[0]) if names else lambda _: ()  # of two or more: a tuple
     for name in optional.difference(present):
         raise TypeError(f"{described[name].full_name} is not optional, but is in {record}")
 
     def encode(value: T) -> dict[str, Any]:
-        found = {name: getattr(value, name) for name in names}
+        found = dict(zip(names, fields_of(value), strict=False))
         for name, codec in converted.items():
             if found[name] is not None:
                 found[name] = codec.encode(found[name])
         return found
 
     def decode(found: Any) -> T:
-        values = {name: getattr(found, name) for name in names}
+        values = dict(zip(names, fields_of(found), strict=False))
         for name in present:
             if not found.HasField(name):
                 if name not in optional:
