@@ -116,6 +116,7 @@ class _Launcher:
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
         self._goes_on: bool | None = None  # from update logs of an earlier run; None: not known yet
+        self._drained: set[str] = set()  # servers that the earlier run has drained
         self._wanted: dict[str, str] = {}  # endpoints, by name
         self._server_names = [f"pserver.{index}" for index in range(launch.num_servers)]
         self._spare_names = [f"spare.{index}" for index in range(launch.num_spares)]
@@ -152,11 +153,7 @@ class _Launcher:
 
     def _handle(self, event: Event | None) -> End | None:
         """Does what follows from an event; returns how the run ends if it does."""
-        num_drained = len(self._supervisor.drained)
-        decision = self._supervisor.handle(event, time.monotonic())
-        if len(self._supervisor.drained) > num_drained:
-            self._keep()
-        match decision:
+        match self._supervisor.handle(event, time.monotonic()):
             case Warn(text):
                 log.warning("%s", text)
             case Restart(name, number, reason):
@@ -197,8 +194,7 @@ class _Launcher:
         """Starts all servers without a past, then all others; the commands of workers get `options`."""
         launch = self._launch
         self._prepare_update_logs()
-        # With update logs of an earlier run, those that were drained are not there.
-        self._supervisor.started(self._supervisor.drained if self._goes_on else ())
+        self._supervisor.started(self._drained)
         bound = self._endpoints(
             self._server_names
             + self._spare_names
@@ -230,14 +226,14 @@ class _Launcher:
             launch.log_dir,
         )
         for spec in self._specs.values():
-            if spec.name not in self._supervisor.drained:
+            if spec.name not in self._drained:
                 self._start(spec, note)
 
     def _endpoints(self, names: Sequence[str]) -> list[str]:
         """Returns endpoints; where an earlier run goes on, its own, which shard maps in its logs have."""
         if not self._goes_on:
             self._wanted = {}
-        present = [name for name in names if name not in self._supervisor.drained]
+        present = [name for name in names if name not in self._drained]
         bound = dict(zip(present, self._engine.endpoints(present, self._wanted), strict=True))
         for name, endpoint in bound.items():
             if self._wanted.setdefault(name, endpoint) != endpoint:
@@ -248,7 +244,10 @@ class _Launcher:
                     self._wanted[name],
                     endpoint,
                 )
-        self._keep()
+        if self._launch.update_logs:
+            beside = self._kept.with_suffix(".next")
+            beside.write_text(json.dumps({"endpoints": self._wanted}))
+            beside.replace(self._kept)  # whole, whenever this process is killed
         return [bound.get(name, self._wanted[name]) for name in names]
 
     @property
@@ -257,25 +256,15 @@ class _Launcher:
 
     def _take_over(self) -> None:
         """Takes over what an earlier run has kept."""
-        if not self._kept.exists():
+        if not (self._kept.exists() or self._drained):
             return
         try:
-            kept = json.loads(self._kept.read_text())
-            self._wanted, drained = dict(kept["endpoints"]), set(kept["drained"])
+            self._wanted = dict(json.loads(self._kept.read_text())["endpoints"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise LogDirError(
                 f"cannot read the endpoints of the earlier run in {self._kept}: {error}. If no shards were "
                 f"moved, remove it; else remove {self._launch.update_logs}, to start fresh"
             ) from error
-        self._supervisor.started(drained)
-
-    def _keep(self) -> None:
-        """Keeps endpoints, and which servers were drained: these have no update log, and are not started."""
-        if self._launch.update_logs:
-            drained = sorted(self._supervisor.drained)
-            beside = self._kept.with_suffix(".next")
-            beside.write_text(json.dumps({"endpoints": self._wanted, "drained": drained}))
-            beside.replace(self._kept)  # whole, whenever this process is killed
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
         is_shown = spec.name == "trainer.0"
@@ -292,7 +281,7 @@ class _Launcher:
             return 0
         log.error("%s: stopping all processes", end.reason)
         self._cluster.stop()
-        if update_logs and self._can_go_on_from(self._update_logs_in(update_logs)):
+        if update_logs and self._can_go_on_from(*self._update_logs_in(update_logs)):
             log.error(
                 "kept the update logs in %s: the same command resumes from them; to start fresh, remove them",
                 update_logs,
@@ -303,44 +292,49 @@ class _Launcher:
         return end.code
 
     def _prepare_update_logs(self) -> None:
-        """Decides once whether the run goes on from update logs that an earlier one has left."""
         folder = self._launch.update_logs
-        if folder is None or self._goes_on:
+        if folder is None:
             return
-        if self._goes_on is None and (found := self._update_logs_in(folder)):
-            self._take_over()
-            num_spares = sum(each.startswith("spare-") for each in found)
-            if num_spares > self._launch.num_spares:
-                raise LogDirError(
-                    f"{folder} has update logs of {num_spares} spare servers, which may have been added: "
-                    f"give --spare-num {num_spares}"
-                )
-            if not self._can_go_on_from(found):
-                raise LogDirError(
-                    f"cannot resume {self._launch.num_servers} servers from the update logs of "
-                    f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, and "
-                    'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
-                )
-            self._goes_on = True
-            log.warning(
-                "resuming from the update logs of an earlier run in %s; to start fresh, remove them",
-                folder,
+        if self._goes_on is None:
+            self._goes_on = self._resumes(folder)
+        if not self._goes_on:
+            self._engine.remove(folder)
+
+    def _resumes(self, folder: Path) -> bool:
+        """Whether the run goes on from update logs that an earlier one has left."""
+        found, drained = self._update_logs_in(folder)
+        if not found:
+            return False
+        self._drained = {each.replace("server-", "pserver.") for each in drained}
+        self._take_over()
+        num_spares = sum(each.startswith("spare-") for each in found)
+        if num_spares > self._launch.num_spares:
+            raise LogDirError(
+                f"{folder} has update logs of {num_spares} spare servers, which may have been added: "
+                f"give --spare-num {num_spares}"
             )
-            return
-        self._goes_on = False
-        self._engine.remove(folder)
+        if not self._can_go_on_from(found, drained):
+            raise LogDirError(
+                f"cannot resume {self._launch.num_servers} servers from the update logs of "
+                f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, and "
+                'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
+            )
+        log.warning(
+            "resuming from the update logs of an earlier run in %s (start servers that were added by hand, "
+            "too); to start fresh, remove them",
+            folder,
+        )
+        return True
 
-    def _update_logs_in(self, folder: Path) -> set[str]:
-        found = self._engine.find(self._server_names, folder, "*/segment-*.log")
-        return {Path(each).parts[0] for each in found}
+    def _update_logs_in(self, folder: Path) -> tuple[set[str], set[str]]:
+        """Returns the names of update logs, and of those that servers had before they were drained."""
+        files = {Path(each) for each in self._engine.find(self._server_names, folder, "*/*")}
+        logs = {path.parts[0] for path in files if path.suffix == ".log"}
+        return logs, {path.parts[0] for path in files if path.name == "DRAINED"}
 
-    def _can_go_on_from(self, found: set[str]) -> bool:
-        servers = {
-            f"server-{index}"
-            for index, name in enumerate(self._server_names)
-            if name not in self._supervisor.drained
-        }
-        found = {each for each in found if each.startswith("server-")}
+    def _can_go_on_from(self, found: set[str], drained: set[str]) -> bool:
+        servers = {f"server-{index}" for index in range(self._launch.num_servers)}
+        found = {each for each in found | drained if each.startswith("server-")}
         return self._launch.waits_for_lost and found == servers
 
 

@@ -167,8 +167,8 @@ class Supervisor:
 
     def started(self, drained: Collection[str] = ()) -> None:
         """All processes run, from their start, but servers that were drained before."""
-        self.drained = set(drained)  # servers whose shards have moved away
-        self._running = {*self._servers, *self._workers} - self.drained  # nobody waits for spares
+        # nobody waits for spares
+        self._running = {*self._servers, *self._workers} - set(drained)
         self._early: list[str] = []
         self._has_losses = False
         self._refused: _Failure | None = None
@@ -342,7 +342,6 @@ class Supervisor:
     def _forget_drained(self) -> None:
         """Servers that end well while the first one serves were drained: it cannot be, and ends with all."""
         if self._servers[0] in self._running:
-            self.drained.update(self._early)
             self._early.clear()
 
     def _notice(self) -> str:

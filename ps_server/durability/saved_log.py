@@ -3,6 +3,7 @@
 LOCK                      locked by the server that uses the folder, whose process id it holds
 segment-00000007.log      a segment; their numbers are consecutive
 segment-00000008.next     one that was not begun, and is ignored
+DRAINED                   instead, once the server was drained: for who starts servers
 
 A record that is incomplete or altered ends the log, unless a later one says that it was acknowledged:
 
@@ -83,6 +84,11 @@ class LogFolder:
     def unpublished_path(self, segment: int) -> Path:
         """Returns the file of a segment before it is published."""
         return self.segment_path(segment).with_suffix(".next")
+
+    @property
+    def drained_path(self) -> Path:
+        """Returns the file that says that the server was drained."""
+        return self.path / "DRAINED"
 
     def publish(self, segment: int) -> None:
         """Gives a segment its name, durably; raises OSError."""

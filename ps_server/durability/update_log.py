@@ -66,6 +66,7 @@ class UpdateLog:
         with disk_errors(f"cannot begin an update log in {saved.folder.path}"):
             writer = SegmentWriter.create(saved.folder.unpublished_path(1), 1, 0, [*head])
             try:
+                saved.folder.drained_path.unlink(missing_ok=True)
                 saved.folder.publish(1)
             except OSError:
                 writer.close()
@@ -197,10 +198,17 @@ class UpdateLog:
         if self._stop():
             self._folder.close()
 
-    def delete(self) -> None:
-        """Closes the log and removes its segments, the oldest first; an empty folder with its lock stays."""
+    def delete(self, *, is_drained: bool = False) -> None:
+        """Closes the log and removes its segments, the oldest first; its folder, with the lock, stays.
+
+        Before, that says whether the server was drained.
+        """
         if self._stop():
             try:
+                if is_drained:
+                    with disk_errors(f"cannot end the update log {self._folder.path}"):
+                        self._folder.drained_path.touch(0o600)
+                        self._folder.sync()
                 self._folder.remove_before(self._writer.segment + 1)
             finally:
                 self._folder.close()

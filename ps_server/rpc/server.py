@@ -302,7 +302,7 @@ class Server:
     def _close_log(self) -> None:
         """Ends the update log: for good if the job is over, and nobody needs it any more."""
         if self._log is not None and self._is_job_over:
-            self._log.delete()
+            self._log.delete(is_drained=self._is_drained)
         elif self._log is not None:
             self._log.close()
         elif self._saved is not None:

@@ -246,8 +246,8 @@ def test_oldest_segments_are_removed_first(folder: Path, monkeypatch: pytest.Mon
     """So a log that is being removed, when the machine dies, is one with fewer segments."""
     removed: list[str] = []
     real = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path: (removed.append(path.name), real(path)))
     with new_log(folder) as log:
+        monkeypatch.setattr(Path, "unlink", lambda path: (removed.append(path.name), real(path)))
         log.begin_segment([])
         log.begin_segment([])
         log.delete()
@@ -474,3 +474,10 @@ def test_resumed_log_is_on_disk_before_it_takes_a_record(
     with resumed_log(folder):
         # The folder, too: a process that is killed in `publish` has not made the name durable.
         assert events == ["fsync log", "fsync segment-00000001.log"]
+
+
+def test_folder_says_that_its_server_was_drained_until_it_has_another_log(folder: Path) -> None:
+    for is_drained, names in ((True, {"LOCK", "DRAINED"}), (False, {"LOCK"})):
+        with new_log(folder) as log:
+            log.delete(is_drained=is_drained)
+        assert {path.name for path in folder.iterdir()} == names
