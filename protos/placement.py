@@ -35,6 +35,9 @@ ANY_SERVER = -1
 NO_SERVER = -2
 """Index of a server that waits to be added."""
 
+STARTED_EMPTY = "started empty, and waits to be added: stop it, and start it with its update log"
+"""Of such a server in the place of one of the map, which counts as away."""
+
 Owners = NDArray[np.int32]
 
 

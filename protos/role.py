@@ -245,6 +245,7 @@ def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, wh
         raise RoleError(
             f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): write the "
             f"address of this {what} in the same way in both"
+            + (", or give --spare if it is to be added, or was added" if what == "server" else "")
         )
     return endpoints.index(own)
 

@@ -8,13 +8,14 @@
 Exit codes are those of protos/errors.py; SIGTERM ends a server cleanly, with 0, and SIGINT with 130.
 """
 
+import logging
 import os
 from typing import Annotated
 
 import typer
 
 from ctr_ps.protos.errors import RoleError
-from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
+from ctr_ps.protos.role import ROLE, SERVERS, ServerRole, role_from_environment
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import (
     Insecure,
@@ -26,6 +27,8 @@ from ctr_ps.protos.runtime.options import (
 )
 from ctr_ps.ps_server.rpc.run import run_server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings, bytes_of_size
+
+logger = logging.getLogger(__name__)
 
 app = command_app()
 
@@ -155,6 +158,8 @@ def run(
                 metrics=metrics,
                 sigterm_exit_code=sigterm_exit_code,
             )
+            if spare and not role.is_spare:
+                logger.info("this server is no spare: its address is in %s", SERVERS)
             exit_code = run_server(role, settings)
     raise typer.Exit(exit_code)
 

@@ -14,10 +14,11 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, require_piece_fits
-from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.errors import ProtocolError, RecoveringError
 from ctr_ps.protos.format import require_format
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
 from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
+from ctr_ps.protos.placement import NO_SERVER, STARTED_EMPTY
 from ctr_ps.protos.spec import DenseSpec
 from ctr_ps.protos.store import (
     Changed,
@@ -527,9 +528,15 @@ class Handlers:
 
     def _require_epoch(self, epoch: int) -> None:
         self.moves.require_not_before(epoch)
-        self.engine.shard_map.require_epoch(epoch, self.engine.owner.server_index)
+        server, shard_map = self.engine.owner.server_index, self.engine.shard_map
+        if server == NO_SERVER and epoch > shard_map.epoch and not self.moves.is_under_way:
+            # Callers try again: the one that they mean may be started yet.
+            why = f"this server {STARTED_EMPTY}"
+            self._log_once(f"workers of a cluster call, but {why}", logging.WARNING)
+            raise RecoveringError(why)
+        shard_map.require_epoch(epoch, server)
 
-    def _log_once(self, event: str) -> None:
+    def _log_once(self, event: str, level: int = logging.INFO) -> None:
         if event not in self._logged:
             self._logged.add(event)
-            logger.info(event)
+            logger.log(level, event)

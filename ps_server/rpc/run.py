@@ -69,9 +69,9 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
 
     def log_start(port: int) -> None:
         logger.info(
-            "serving server=%d servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
-            role.server_index,
-            ",".join(role.endpoints),
+            "serving server=%s servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
+            "spare" if (index := engine.owner.server_index) == NO_SERVER else index,
+            ",".join(engine.shard_map.endpoints),
             role.num_workers,
             len(role.heter_endpoints),
             bind,

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from ctr_ps.protos.errors import (
@@ -14,7 +14,7 @@ from ctr_ps.protos.errors import (
     UsageError,
 )
 from ctr_ps.protos.format import require_format
-from ctr_ps.protos.placement import FIRST_EPOCH, NO_SERVER, ShardMap
+from ctr_ps.protos.placement import FIRST_EPOCH, NO_SERVER, STARTED_EMPTY, ShardMap
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import GET_MAP, GET_STATUS
@@ -118,7 +118,7 @@ def wait_for_servers(
         if waited_s >= limit_s:
             raise TransportError(
                 f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they running, and is "
-                f"the list of endpoints right? Last failure: {_why(transport, missing[-1])}"
+                f"the list of endpoints right? Last failure: {_why(transport, missing[-1], failures)}"
             )
         if clock() >= next_log:
             next_log = clock() + LOOK_S
@@ -126,7 +126,7 @@ def wait_for_servers(
                 "waiting for servers missing=%s of=%d: %s",
                 ",".join(names),
                 shard_map.num_servers,
-                _why(transport, missing[-1]),
+                _why(transport, missing[-1], failures),
             )
         # A look takes its time while nothing listens, but none where something else than a server does.
         sleep(max(looked + FIRST_LOOK_S - clock(), 0.0))
@@ -159,6 +159,8 @@ def _look(
             if is_moved and status.server_index == NO_SERVER:
                 settle(transport, ready_s=wait_s)  # it was away when the move ended that added it
                 status = transport.call(server, GET_STATUS, None, ready_s=wait_s).result()
+                if status.server_index == NO_SERVER:
+                    raise TransportError(f"{shard_map.endpoint_of(server)} {STARTED_EMPTY}")
         except TransportError as failure:
             failures[server] = failure
             continue
@@ -180,14 +182,14 @@ def _look(
     return failures, newest
 
 
-def _why(transport: Transport, server: int) -> str:
-    """Returns why a server does not answer."""
+def _why(transport: Transport, server: int, failures: Mapping[int, TransportError]) -> str:
+    """Returns why a server does not answer, or is not the one that is waited for."""
     try:
         transport.call(server, GET_STATUS, None, ready_s=0).result()
     except CtrPsError as failure:
         why = str(failure)
     else:
-        return f"{transport.shard_map.endpoint_of(server)} answers now"
+        return f"{failures[server]} (it answers now)"
     if any(sign in why for sign in _SIGNS_OF_TLS):
         return f"{why}; does only one side use TLS ({TLS_CA})?"
     return why

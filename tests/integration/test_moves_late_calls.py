@@ -16,16 +16,18 @@ from ctr_ps.protos.errors import (
     CheckpointError,
     CtrPsError,
     ProtocolError,
+    RecoveringError,
     TransportError,
     WrongServerError,
 )
 from ctr_ps.protos.gradients import Gradients, SparseGrad
-from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 from ctr_ps.protos.store import Lease, Member, Message, SaveRequest, WorkerLoss
 from ctr_ps.protos.store.moves import Cut, LogRecord, Moved, Phase, SeenPushes
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.moves import HELD_S, SILENT_S
 from ctr_ps.ps_worker.cluster.placement import ASK_S, settle
 from ctr_ps.ps_worker.extras.moves import move as moving
@@ -93,6 +95,25 @@ def test_a_server_that_restarts_after_its_rows_were_taken_does_not_prepare(serve
 
     with pytest.raises(ProtocolError, match="the server was restarted"):
         before_prepare(servers.exchange(), restart).run()
+    servers.push(1)
+    assert servers.weights() == {2.0: KEYS.size}
+
+
+def test_an_added_server_that_is_started_empty_counts_as_one_that_is_away(servers, caplog):
+    """Its callers try again until it is started with its log."""
+    servers.begin()
+    servers.push(0)
+    transport = MovingTransport(servers)
+    states = states_of(transport)
+    Move(transport, states, with_server(transport.shard_map, SPARE, weights_of(states))).run()
+    added = servers.handlers[SPARE]
+    servers.handlers[SPARE] = Handlers(servers._store(NO_SERVER).engine)
+    for _ in range(2):
+        with pytest.raises(RecoveringError, match=r"this server started empty, .* with its update"):
+            servers.push(1)
+    assert caplog.text.count("workers of a cluster call, but this server started empty") == 1
+
+    servers.handlers[SPARE] = added
     servers.push(1)
     assert servers.weights() == {2.0: KEYS.size}
 

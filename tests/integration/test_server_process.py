@@ -20,6 +20,7 @@ from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.certificates import CertificateAuthority
 from tests.support.commands import invoked
 from tests.support.processes import environment_of, free_port, server_process
+from tests.support.waiting import wait_until
 
 TABLE = TableSpec(
     name="t",
@@ -60,6 +61,19 @@ def test_server_ends_when_its_workers_are_done(port, log):
         "ended reason='all workers have left'",
     ):
         assert event in server.log
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_server_that_may_be_a_spare_says_whether_it_is_one(port, log, is_listed):
+    own, listed = f"127.0.0.1:{port}", port if is_listed else 9
+    environment = {**environment_of([listed], 0), "PADDLE_PORT": str(port)}
+    with server_process(environment, log, "--spare") as server:
+        wait_until(lambda: "serving server=" in server.log, 60)
+        server.process.terminate()
+        assert server.wait() == 0
+
+    assert f"serving server={0 if is_listed else 'spare'} servers={own} workers=1" in server.log
+    assert ("no spare: its address is in PADDLE_PSERVERS" in server.log) == is_listed
 
 
 def test_log_and_error_are_json_if_asked_for(port, log):

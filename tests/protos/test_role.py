@@ -148,6 +148,7 @@ def test_value_that_cannot_be_is_named(role, name, value, expected):
     ("environ", "message"),
     [
         (SERVER | {"PADDLE_PORT": "7165"}, "'ps-1.ps:7165', which is not in PADDLE_PSERVERS_IP"),
+        (SERVER | {"PADDLE_PORT": "7165"}, "or give --spare if it is to be added, or was added"),
         (SERVER | {"POD_IP": "10.0.0.9"}, "'10.0.0.9:7164', which is not in"),
         (HETER | {"POD_IP": "h-2"}, f"is 'h-2:9000', which is not in {HETER_LIST}"),
         (HETER | {HETER_LIST: ""}, f"none of {HETER_LIST}, PADDLE_HETER_TRAINER"),

@@ -186,6 +186,27 @@ def test_server_of_the_list_that_waits_to_be_added_at_first_is_told_as_that() ->
         servers.wait(60.0)
 
 
+def test_server_that_was_added_and_started_empty_is_waited_for_as_one_that_is_away(caplog) -> None:
+    """Stopped, and started with its update log, it is the one of the map again."""
+    servers = Servers([0.0, 0.0], [(0, 2), (NO_SERVER, 1)])
+    servers.newest = replace(servers.shard_map, epoch=2)
+    sleep = servers._sleep
+
+    def started_again(seconds: float) -> None:
+        sleep(seconds)
+        if servers.now > 5.0:
+            servers._identities[1] = (1, 2)
+
+    servers._sleep = started_again
+    with caplog.at_level(logging.INFO):
+        servers.wait(60.0)
+
+    assert 5.0 < servers.now < 20.0
+    assert (
+        "ps-1:1 started empty, and waits to be added: stop it, and start it with its" in caplog.text
+    )
+
+
 def test_server_that_was_added_and_away_at_the_end_of_that_move_is_told() -> None:
     """It is restarted after the servers that were there have been asked."""
     servers = Servers([0.0, 3.0], [(0, 1), (NO_SERVER, 1)])
