@@ -3,6 +3,7 @@
 CTR_PS_RANDOM_RUNS is the number of runs with moves and kills at random.
 """
 
+import json
 import os
 import random
 import re
@@ -286,37 +287,71 @@ def stopped(job: RunningJob) -> Iterator[None]:
             job.resume(worker)
 
 
-def test_a_spare_of_the_launcher_is_added(data: Path, tmp_path: Path) -> None:
-    environment = {**clean_environment(), "CTR_PS_TOKEN": "a-token-of-this-test"}
-    job, log = training(settings(data, tmp_path))[2:], tmp_path / "log"
-    options = ["--server-num=1", "--worker-num=2", "--spare-num=1", f"--log-dir={log}"]
-    options += ["--durability=log", "--max-restarts=1"]
-    with (tmp_path / "err").open("wb") as error:
-        launch = subprocess.Popen(
-            [str(COMMANDS / "ps-launch"), *options, *map(str, job)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=error,
-        )
-    try:
-        found: list[re.Match[str]] = []
+class Launched:
+    """A job of the launcher, with a server that waits to be added; starting it again goes on."""
 
-        def trains() -> bool:
-            said = re.search(
-                r"servers (\S+), workers: 2, spares (\S+),", (tmp_path / "err").read_text()
+    def __init__(self, data: Path, folder: Path, num_servers: int) -> None:
+        self.log = folder / "log"
+        self._environment = {**clean_environment(), "CTR_PS_TOKEN": "a-token-of-this-test"}
+        options = [f"--server-num={num_servers}", "--worker-num=2", "--spare-num=1", "--json"]
+        options += [f"--log-dir={self.log}", "--durability=log", "--max-restarts=1"]
+        job = training(settings(data, folder))[2:]
+        self._command = [str(COMMANDS / "ps-launch"), *options, *map(str, job)]
+        self._out, self._err = folder / "out", folder / "err"
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        with self._out.open("wb") as output, self._err.open("wb") as error:
+            launch = subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=error
             )
-            worker = log / "trainer.0.log"
-            if said is None or not worker.exists() or " step=" not in worker.read_text():
-                return False
-            found.append(said)
-            return True
+        try:
+            yield launch
+        finally:
+            launch.kill()
+            launch.wait()
 
-        wait_until(trains, LIMIT_S)
-        server, spare = found[0].groups()
-        done = run("ps-cluster", server, "add", spare, environment=environment)
+    def endpoints(self) -> tuple[str, str]:
+        """Waits until it trains, and returns the endpoints of server 0 and the spare."""
+        self.wait_for("trainer.0", " step=")
+        said = re.search(r"servers ([^,]+)\S*, workers: 2, spares (\S+),", self._err.read_text())
+        assert said is not None
+        return said[1], said[2]
+
+    def moved(self, *command: object) -> None:
+        done = run("ps-cluster", *map(str, command), environment=self._environment)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert launch.wait(LIMIT_S) == 0, (tmp_path / "err").read_text()[-3000:]
-        assert "worker 0 left" in (log / "spare.0.log").read_text()
-    finally:
+
+    def wait_for(self, name: str, text: str) -> None:
+        log = self.log / f"{name}.log"
+        wait_until(lambda: log.exists() and text in log.read_text(), LIMIT_S)
+
+    def digest(self, launch: subprocess.Popen[bytes]) -> str:
+        assert launch.wait(LIMIT_S) == 0, self._err.read_text()[-3000:]
+        return str(json.loads(self._out.read_text().splitlines()[-1])["model_digest"])
+
+
+def test_a_spare_of_the_launcher_is_added(data: Path, tmp_path: Path, calm: dict[str, Any]) -> None:
+    job = Launched(data, tmp_path, num_servers=1)
+    with job.started() as launch:
+        server, spare = job.endpoints()
+        job.moved(server, "add", spare)
+        assert job.digest(launch) == calm["model_digest"]
+    assert "worker 0 left" in (job.log / "spare.0.log").read_text()
+
+
+def test_a_launcher_that_is_killed_as_a_drained_server_ends_goes_on_without_that(
+    data: Path, tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    job = Launched(data, tmp_path, num_servers=2)
+    with job.started() as launch:
+        server, spare = job.endpoints()
+        job.moved(server, "add", spare)
+        job.moved(server, "drain", 1)
+        job.wait_for("pserver.1", "ended reason='its shards have moved")
         launch.kill()
-        launch.wait()
+    ended = (job.log / "pserver.1.log").stat().st_mtime_ns
+    with job.started() as launch:
+        assert job.digest(launch) == calm["model_digest"]
+    assert (job.log / "pserver.1.log").stat().st_mtime_ns == ended
+    assert re.search(r" serving server=2 servers=\S+,\S+ ", (job.log / "spare.0.log").read_text())
