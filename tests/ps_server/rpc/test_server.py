@@ -336,6 +336,17 @@ async def test_long_replay_is_warned_of_before_it_is_needed(monkeypatch, tmp_pat
     assert re.findall(r"its update log for about (\d+) s", caplog.text) == ["61", "122"]
 
 
+async def test_server_that_was_drained_leaves_that_in_place_of_its_log(monkeypatch, tmp_path):
+    """Who starts servers again knows by that which of them is needed no more."""
+    monkeypatch.setattr(server_module, "DRAINED_S", 0.0)
+    server, _ = await logging_server(tmp_path)
+    await server.recover()
+    server._handlers.moves.on_drained()
+    assert await server.wait() == server_module.DRAINED
+    await server.stop()
+    assert {path.name for path in tmp_path.iterdir()} == {"LOCK", "DRAINED"}
+
+
 async def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
     server, endpoint = await logging_server(tmp_path)
     await server.recover()
