@@ -155,8 +155,9 @@ class Handlers:
         """Returns the calls that a call consists of, each to be started when the one before is answered.
 
         Raises ProtocolError if it has a chunk of a push, its answer would fit no message, or a step's numbers
-        would be rounded.
+        would be rounded; RecoveringError if this server waits to be added, and the call is for one that was.
         """
+        self._require_added(argument.push if isinstance(argument, requests.PushPull) else argument)
         if not isinstance(argument, requests.PushPull):
             return ((call, argument),)
         if argument.push.chunk.num_chunks != 1:
@@ -172,6 +173,17 @@ class Handlers:
             (PULL_SPARSE, argument.sparse),
             (PULL_DENSE, argument.dense),
         )
+
+    def _require_added(self, argument: Any) -> None:
+        engine = self.engine
+        if (
+            engine.owner.server_index == NO_SERVER
+            and getattr(argument, "shard_map_epoch", 0) > engine.shard_map.epoch
+            and not self.moves.is_under_way
+        ):
+            why = f"this server {STARTED_EMPTY}"
+            self._log_once(f"workers of a cluster call, but {why}", logging.WARNING)
+            raise RecoveringError(why)
 
     def start(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         """Starts a call, or one of its parts; its answer may wait for other workers.
@@ -528,13 +540,7 @@ class Handlers:
 
     def _require_epoch(self, epoch: int) -> None:
         self.moves.require_not_before(epoch)
-        server, shard_map = self.engine.owner.server_index, self.engine.shard_map
-        if server == NO_SERVER and epoch > shard_map.epoch and not self.moves.is_under_way:
-            # Callers try again: the one that they mean may be started yet.
-            why = f"this server {STARTED_EMPTY}"
-            self._log_once(f"workers of a cluster call, but {why}", logging.WARNING)
-            raise RecoveringError(why)
-        shard_map.require_epoch(epoch, server)
+        self.engine.shard_map.require_epoch(epoch, self.engine.owner.server_index)
 
     def _log_once(self, event: str, level: int = logging.INFO) -> None:
         if event not in self._logged:

@@ -98,6 +98,24 @@ def test_servers_that_come_and_go_leave_the_model_of_a_calm_run(
         assert finished(job) == calm
 
 
+def test_an_added_server_that_is_started_without_its_log_is_waited_for(
+    data: Path, tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    with RunningJob(tmp_path, training(settings(data, tmp_path))) as job:
+        job.wait_for_steps()
+        moved(job, "add", job.start_spare())
+        job._update_logs = False
+        job.restart("server.2")
+        job.wait_for("server.2", "workers of a cluster call, but this server started empty")
+        job.restart("worker.1")
+        job.wait_for(
+            "worker.1", f"{job.endpoints[2]} started empty, and waits to be added: stop it"
+        )
+        job._update_logs = True
+        job.restart("server.2")
+        assert finished(job) == calm
+
+
 @pytest.mark.parametrize("seed", range(RANDOM_RUNS))
 def test_moves_and_kills_at_random_leave_the_model_of_a_calm_run(
     seed: int, data: Path, tmp_path: Path, calm: dict[str, Any]
