@@ -376,7 +376,8 @@ def require_spare(endpoint: str, spare: MapState, first: MapState) -> None:
     """Raises UsageError unless a server can be added to the job of the first one."""
     if spare.server is not None:
         raise UsageError(
-            f"{endpoint} is server {spare.server} of a cluster already: start one with ps-server --spare"
+            f"{endpoint} is server {spare.server} of a cluster already: start one with ps-server --spare, "
+            "and a list of servers without it"
         )
     if endpoint not in spare.shard_map.endpoints:
         raise UsageError(
