@@ -10,13 +10,12 @@ as calls, so a recovery puts rows and ends moves once more.
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ctr_ps.protos.errors import MovingError, ProtocolError
+from ctr_ps.protos.errors import MovingError, ProtocolError, WaitTimeoutError
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
 from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
@@ -42,7 +41,10 @@ WAIT_S = 2.0
 """A call waits for a move; longer ones ask how it ended."""
 
 _HELD = {calls.SNAPSHOT.name, calls.SHRINK.name, calls.LOAD.name}
-"""Calls that wait from the beginning: they would have to wait for the move with a lock."""
+"""Calls for which a move waits before it holds any, and that wait for its end from then on.
+
+A save that was begun on one server has to end on all, by one map.
+"""
 
 _OF_MOVES = {
     each.name for each in (calls.BEGIN_MOVE, calls.PUT_MOVED, calls.PREPARE_MOVE, calls.END_MOVE)
@@ -70,7 +72,6 @@ class _Move:
     last_taken: tuple[int, Taken] | None = None
     silent_s: float = 0.0
     held_s: float = 0.0
-    held: ExitStack = field(default_factory=ExitStack)
 
 
 class Moves:
@@ -94,7 +95,7 @@ class Moves:
         self._move: _Move | None = None
         self._ended: deque[str] = deque(maxlen=_NUM_ENDED)  # their calls may come late
         self._dropping: threading.Thread | None = None  # what has moved away
-        self._entering = 0  # calls that change the server, and are being carried out
+        self._entering: Counter[str] = Counter()  # calls that are being carried out, by name
         self._waiting: list[WaitingFuture[None]] = []
         self._when_empty: list[Callable[[], None]] = []
 
@@ -106,7 +107,7 @@ class Moves:
             return None
         with self._lock:
             if not self._must_wait(call, argument):
-                self._entering += 1
+                self._entering[call.name] += 1
                 return None
             future: WaitingFuture[None] = WaitingFuture(WAIT_S, self._give_up)
             self._waiting.append(future)
@@ -121,9 +122,9 @@ class Moves:
         if not self._changes_server(call):
             return
         with self._lock:
-            self._entering -= 1
+            self._entering[call.name] -= 1
             told, self._when_empty = (
-                (self._when_empty, []) if not self._entering else ([], self._when_empty)
+                ([], self._when_empty) if any(self._entering.values()) else (self._when_empty, [])
             )
         for tell in told:
             tell()
@@ -159,7 +160,7 @@ class Moves:
     def _when_entered(self, answer: Callable[[], T]) -> Future[T]:
         """Answers once no call is being carried out that changes the server."""
         with self._lock:
-            if not self._entering:
+            if not any(self._entering.values()):
                 return Answered(answer())
             future: WaitingFuture[T] = WaitingFuture(
                 HELD_S, lambda _: ProtocolError("calls under way do not end")
@@ -294,13 +295,10 @@ class Moves:
             if request.phase is Phase.RELEASE:
                 move.phase = move.cut = None
                 move.held_s = 0.0
-                move.held.close()
             else:
                 self._require_live(move)
                 if move.phase is None:
-                    # Before anything waits. A save that was begun on one server has to end on all.
-                    held = self._engine.snapshots.without_saves("a move of shards")
-                    move.held.enter_context(held)
+                    self._require_none_held()
                 move.phase = request.phase
             if request.phase is Phase.HOLD:
                 move.disturbed_by = ""
@@ -319,6 +317,13 @@ class Moves:
             case Phase.RELEASE:
                 self._release()
                 return Answered(Cut())
+
+    def _require_none_held(self) -> None:
+        """Raises WaitTimeoutError if one of `_HELD` has come, or a snapshot waits to be saved."""
+        for name in _HELD:
+            if self._entering[name]:
+                raise WaitTimeoutError(f"a {name.lower()} is under way")
+        self._engine.snapshots.require_none()
 
     def _closed(self) -> Cut:
         if self._engine.job.rendezvous.mailbox.is_busy:
@@ -384,7 +389,6 @@ class Moves:
             with self._lock:
                 self._move, self._engine.moves_shards = None, False
                 move.disturbed_by = "a move that was ended"
-            move.held.close()
             # Later: calls wait for the end of the move.
             drops = threading.Thread(target=self._engine.parameters.drop_others, name="drops")
             self._dropping = drops
@@ -474,12 +478,6 @@ class Moves:
                 f"{move.next_map.endpoint_of(0)},{own}",
                 move.token,
             )
-
-    def close(self) -> None:
-        """The server ends: a snapshot that has its turn after the move does not wait for it."""
-        with self._lock:
-            if self._move is not None:
-                self._move.held.close()
 
     def recovered(self) -> None:
         """The log was carried out again: a move that is not prepared lacks what was removed meanwhile."""

@@ -289,7 +289,6 @@ class Server:
             self._leases.cancel()
         self._health.end()
         self._engine.call_on_failure(lambda _: None)
-        self._handlers.moves.close()
         stopping = [self._server.stop(self._settings.grace_s)]
         if self._stream is not None:
             stopping.append(self._stream.stop(self._settings.grace_s))

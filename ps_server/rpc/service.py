@@ -239,24 +239,26 @@ class Service:
     ) -> T:
         """Carries out a call, in a thread if it has much to do; what it changes is durable then."""
         self.counts[call.name].touched(argument)
-        moves = self._handlers.moves
-        while (held := moves.enter(call, argument)) is not None:
+        is_large = self._handlers.work(call, argument) > INLINE_VALUES
+        if is_large:
+            await in_task()
+        while (held := self._handlers.moves.enter(call, argument)) is not None:
             await answering.settled(held)
-        try:
-            answer = await self._started(call, argument, payload, num_bytes)
-        finally:
-            moves.left(call)
+        if is_large:
+            loop = asyncio.get_running_loop()
+            with self._backlog.holding(num_bytes):
+                # Shielded: a thread goes on if its client is gone, and a move waits for its end.
+                started = loop.run_in_executor(None, self._start, call, argument, payload)
+                answer = await asyncio.shield(started)
+        else:
+            answer = self._start(call, argument, payload)
         answered = await answering.settled(answer)
         if call.is_logged or call.is_durable:
             await answering.settled(self.engine.journal.durable(), is_shared=True)
         return answered
 
-    async def _started(
-        self, call: Call[Q, T], argument: Q, payload: bytes | None, num_bytes: int
-    ) -> Future[T]:
-        start = self._handlers.start
-        if self._handlers.work(call, argument) <= INLINE_VALUES:
-            return start(call, argument, payload)
-        with self._backlog.holding(num_bytes):
-            await in_task()
-            return await asyncio.to_thread(start, call, argument, payload)
+    def _start(self, call: Call[Q, T], argument: Q, payload: bytes | None) -> Future[T]:
+        try:
+            return self._handlers.start(call, argument, payload)
+        finally:
+            self._handlers.moves.left(call)

@@ -203,19 +203,11 @@ class Snapshots:
         with self._turn(what, after_held=True):
             yield
 
-    @contextmanager
-    def without_saves(self, what: str) -> Iterator[None]:
-        """Held while no save may run; raises WaitTimeoutError at once if one does, or has a snapshot."""
+    def require_none(self) -> None:
+        """Raises WaitTimeoutError if a save, load or shrink runs, or a snapshot waits to be written."""
         with self._turns:
             if self._whose_turn or self._held is not None:
                 raise WaitTimeoutError(f"{self._whose_turn or 'a save'} is under way")
-            self._whose_turn = what
-        try:
-            yield
-        finally:
-            with self._turns:
-                self._whose_turn = ""
-                self._turns.notify_all()
 
     def alone(self) -> AbstractContextManager[None]:
         """Held between saves while parameters are replaced: no change is applied meanwhile.

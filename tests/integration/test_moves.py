@@ -23,9 +23,9 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Lease, Missing, ReduceOp, WorkerLoss
-from ctr_ps.protos.store.moves import Cut, Phase
-from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, HOLD_MOVE, PUSH_GRAD, PUSH_PULL
-from ctr_ps.protos.wire.requests import BeginMove, EndMove, HoldMove, PushGrad
+from ctr_ps.protos.store.moves import Phase
+from ctr_ps.protos.wire.calls import BEGIN_MOVE, END_MOVE, PUSH_GRAD, PUSH_PULL
+from ctr_ps.protos.wire.requests import BeginMove, EndMove, PushGrad
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.rpc.moves import SILENT_S
@@ -610,29 +610,6 @@ def test_shards_are_balanced_by_bytes_or_by_load(monkeypatch):
         finally:
             is_over.set()
             pulls.join()
-
-
-def test_a_server_that_ends_has_no_snapshot_wait_for_its_move():
-    """As by a log that cannot be written: its process would wait for that thread, and nobody restart it."""
-    with cluster(num_servers=2) as servers:
-        transport = driver(servers)
-        begin = BeginMove(token="m", shard_map=replace(transport.shard_map, epoch=2))
-        transport.call(1, BEGIN_MOVE, begin).result()
-        hold = HoldMove(token="m", number=1, phase=Phase.HOLD, cut=Cut())
-        transport.call(1, HOLD_MOVE, hold).result()
-        taken: list[bool] = []
-
-        def snapshot() -> None:
-            with servers.stores[1].engine.snapshots.taking("token") as taking:
-                taken.append(taking is not None)
-
-        waits = threading.Thread(target=snapshot)
-        waits.start()
-        waits.join(0.1)
-        assert not taken
-        servers.stop_server(1)
-        waits.join(1.0)
-        assert taken == [True]
 
 
 def test_a_command_waits_for_a_move_whose_driver_is_gone(monkeypatch):

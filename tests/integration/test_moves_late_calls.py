@@ -18,8 +18,10 @@ from ctr_ps.protos.errors import (
     ProtocolError,
     RecoveringError,
     TransportError,
+    WaitTimeoutError,
     WrongServerError,
 )
+from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.placement import NO_SERVER, ShardMap
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
@@ -392,6 +394,41 @@ def test_a_push_that_waits_comes_again_as_soon_as_it_may_go_on(servers, next_pha
     else:
         moves.end_move(requests.EndMove(token=moves.get_map().move, is_committed=False))
     waits.result(timeout=0)
+
+
+@pytest.mark.parametrize("name", ["Snapshot", "Shrink"])
+def test_no_server_holds_while_a_call_that_has_come_before_would_wait_for_the_move(
+    servers, tmp_path: Path, monkeypatch, name: str
+):
+    """Else the move waits for the call, and the call for the move."""
+    servers.begin()
+    hold, engine = begun(servers, 1), servers.handlers["s1:1"].engine
+    has_come, goes_on = threading.Event(), threading.Event()
+    of_snapshot, of_shrink = engine.parameters.prepare_snapshot, engine.snapshots.between_saves
+
+    def late(do: Callable[..., Any]) -> Callable[..., Any]:
+        def comes_late(*arguments: Any) -> Any:
+            has_come.set()
+            assert goes_on.wait(10.0)
+            return do(*arguments)
+
+        return comes_late
+
+    monkeypatch.setattr(engine.parameters, "prepare_snapshot", late(of_snapshot))
+    monkeypatch.setattr(engine.snapshots, "between_saves", late(of_shrink))
+    save = partial(servers.client.save, SaveRequest(url=str(tmp_path / "model")))
+    caller = threading.Thread(target=save if name == "Snapshot" else servers.client.shrink)
+    caller.start()
+    assert has_come.wait(10.0)
+    try:
+        with pytest.raises(WaitTimeoutError, match=f"a {name.lower()} is under way"):
+            hold(Phase.HOLD)
+        hold(Phase.RELEASE)
+    finally:
+        goes_on.set()
+        caller.join()
+    assert isinstance(hold(Phase.HOLD), Answered)
+    assert (tmp_path / "model").exists() == (name == "Snapshot")
 
 
 def test_no_server_closes_while_messages_are_exchanged(tmp_path: Path):

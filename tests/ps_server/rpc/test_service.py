@@ -6,6 +6,7 @@ import math
 import threading
 import tracemalloc
 from collections.abc import Coroutine
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +22,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Changed, Message, Missing, Stretch
+from ctr_ps.protos.store.moves import Cut, Phase
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
@@ -99,6 +101,33 @@ class Service:
 
     def rows(self) -> np.ndarray:
         return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
+
+
+async def test_a_move_waits_for_the_thread_of_a_call_whose_client_is_gone(monkeypatch):
+    service, goes_on = Service(endpoints=["s0:1"]), threading.Event()
+    engine, has_begun = service.store.engine, asyncio.Event()
+    loop, push = asyncio.get_running_loop(), engine.push
+
+    def late(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(has_begun.set)
+        assert goes_on.wait(10.0)
+        return push(*arguments)
+
+    monkeypatch.setattr(engine, "push", late)
+    keys = np.arange(INLINE_VALUES, dtype=np.uint64)
+    gone = asyncio.create_task(service.push(sequence=0, keys=keys))
+    await asyncio.wait_for(has_begun.wait(), 10.0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    moves = service.handlers.moves
+    moves.begin_move(requests.BeginMove(token="m", shard_map=replace(engine.shard_map, epoch=2)))
+    hold = requests.HoldMove(token="m", number=1, phase=Phase.HOLD, cut=Cut())
+    held = moves.hold_move(hold)
+    was_early = isinstance(held, Answered)
+    goes_on.set()
+    seen = (await asyncio.wait_for(asyncio.wrap_future(held), 10.0)).seen
+    assert gone.cancelled()
+    assert (was_early, seen[0].pushes) == (False, 1)
 
 
 async def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
