@@ -30,6 +30,7 @@ from ctr_ps.ps_server.checkpoint import publish, reader
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 from ctr_ps.ps_server.parameters import Parameters
+from ctr_ps.ps_server.rpc.moves import _HELD, Moves
 from ctr_ps.ps_server.rpc.recovery import Progress
 from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import LogSync, ServerSettings
@@ -104,6 +105,7 @@ class Setup:
     epochs: int = 1
     step_s: tuple[float, float] = STEP_S
     apply_s: float = 0.0  # at most, before, while and after a push changes the parameters
+    snapshot_s: float = 0.0  # at most, before a snapshot is taken
     replay_s: float = 0.0  # at most, of each call that a recovery carries out
     wait_limit_s: float = 200.0
     pace_s: float = 1.0  # at most, between pushes of counting clients
@@ -570,10 +572,12 @@ def install() -> None:
     _takes_time(step_loop._Thread, "compute", before=lambda setup: setup.step_s)
     _takes_time(Engine, "push", before=lambda setup: (0.0, setup.apply_s), stalls=0.5)
     _takes_time(Parameters, "apply", after=lambda setup: (0.0, setup.apply_s), stalls=1.0)
+    _takes_time(Parameters, "prepare_snapshot", after=lambda setup: (0.0, setup.snapshot_s))
     _takes_time(Progress, "step", before=lambda setup: (0.0, setup.replay_s))
     for name in ("barrier", "all_reduce"):
         _takes_time(JoinedWorker, name, before=lambda setup: (0.0, setup.late_s))
     _notes_refusals(Engine)
+    _notes_deadlocks(Moves)
     claim._state_and_start = _state_and_start
     claim._has_pid = lambda pid: bool(_state_and_start(pid)[0])
     write_name = publish._write_name
@@ -698,3 +702,20 @@ def _notes_refusals(engine: Any) -> None:
         return answer
 
     engine.push = push_noted
+
+
+def _notes_deadlocks(moves: Any) -> None:
+    """Has the network hear of calls that wait for the end of a move, while it waits for theirs."""
+    overdue = moves.overdue
+
+    def overdue_noted(self: Any) -> Any:
+        end, home = overdue(self), _now[0]
+        assert home is not None
+        assert home.current is not None
+        entered = [name for name in _HELD if end is not None and self._entering[name]]
+        home.network.wrong += [
+            f"{home.current.process} ended a move for a {name}" for name in entered
+        ]
+        return end
+
+    moves.overdue = overdue_noted

@@ -129,6 +129,7 @@ def setup_of(seed: int) -> Setup:
     moves = Random(f"moves {seed}").random() < MOVES_SHARE and theme != OUTAGES
     setup = Setup(
         num_spares=3 if moves else 0,
+        snapshot_s=0.5 if moves else 0.0,
         mode=random.choice(modes),
         num_servers=random.choice((1, 2, 2, 3)),
         num_workers=num_workers,
