@@ -209,7 +209,11 @@ class Saver:
 
         def write(on_snapshot: Callable[[], None]) -> None:
             self._confirm()
-            self._save(url, attachments, on_snapshot)
+            try:
+                self._save(url, attachments, on_snapshot)
+            except SnapshotLostError as error:
+                logger.warning("checkpoint lost, another follows: checkpoint=%s: %s", url, error)
+                raise
             self._confirm()
             if PUBLISHED in named:
                 write_best(self._settings.dir, name, PUBLISHING)
@@ -255,8 +259,7 @@ class Saver:
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except SnapshotLostError as error:
-            logger.warning("snapshot lost, taking another: %s", error)
+        except SnapshotLostError:
             self._schedule.owe()
             return False
         return True

@@ -141,6 +141,11 @@ class DataSection(Section):
     negative_correction: Literal["weight", "logit"] = "logit"
 
     @property
+    def has_order(self) -> bool:
+        """Whether a run can resume in the middle of an epoch."""
+        return self.reader_num == 1 or self.in_memory
+
+    @property
     def logit_offset(self) -> float:
         """Addend to the logit of a click in training."""
         return -math.log(self.negative_rate) if self.negative_correction == "logit" else 0.0

@@ -285,8 +285,7 @@ def _schema_of(job: Job) -> Schema:
 def _require_order(job: Job) -> None:
     """Refuses a run that could not resume from its own checkpoints."""
     checkpoint, data = job.checkpoint, job.data
-    has_order = data.reader_num == 1 or data.in_memory
-    if checkpoint.resume and checkpoint.is_within_epochs and not has_order:
+    if checkpoint.resume and checkpoint.is_within_epochs and not data.has_order:
         raise job.error(
             "data.reader_num",
             f"data.reader_num is {data.reader_num}, but a run can resume in the middle of an epoch only "

@@ -103,9 +103,12 @@ class JobCheckpoints:
         return name if folder_at(folder).child(name).has(MANIFEST) else best_in(folder) or ""
 
     def after_step_of(self, each: Pass) -> Callable[[], None] | None:
-        """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
-        saver, run = self._saver, self._run
-        if saver is None or not self._job.checkpoint.is_within_epochs:
+        """Returns the callback that saves checkpoints within a pass, if only for one that a server lost.
+
+        None: no such checkpoints.
+        """
+        saver, run, job = self._saver, self._run, self._job
+        if saver is None or not (job.checkpoint.is_within_epochs or job.data.has_order):
             return None
         return lambda: saver.after_step(run.progress.steps, lambda: self._begin_within(each))
 

@@ -247,7 +247,9 @@ def test_checkpoint_that_fails_ends_the_run(
     assert saver.latest is None
 
 
-def test_only_a_checkpoint_since_which_nothing_was_trained_is_taken_again(tmp_path: Path) -> None:
+def test_only_a_checkpoint_since_which_nothing_was_trained_is_taken_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One of a step is due again at the next step, and the one before it is of another moment."""
     saved: list[str] = []
 
@@ -265,6 +267,8 @@ def test_only_a_checkpoint_since_which_nothing_was_trained_is_taken_again(tmp_pa
     assert not saver.is_owed
     saver.after_step(2, dict)
     wait_until(lambda: saver.is_owed)
+    assert "checkpoint lost, another follows" in caplog.messages[-1]
+    assert "step-2: server 0 was restarted" in caplog.messages[-1], "without another step"
     assert saver.is_due(2), "in a lull, too"
     saver.finish()
 

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from ctr_ps.protos.errors import SnapshotLostError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import write_best
+from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.resume import Validation
+from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.training_job import checkpoints
 from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, Start
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.stores import in_process
+from tests.support.training import job_of
 
 
 def asked_of_saver(
@@ -98,6 +105,37 @@ def checkpoints_of(
     plan: Any = SimpleNamespace(job=job, schema=None, train_files=())
     none: Any = None
     return JobCheckpoints(plan, run, none, Start(files="", claim=None)), saver
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        ([], ["epoch-2", "step-5", "epoch-4"]),
+        (["data.reader_num=2"], ["epoch-2", "epoch-4"]),
+    ],
+    ids=["rows in order", "no order"],
+)
+def test_a_save_after_a_pass_that_a_server_has_lost_is_repeated_within_the_next_one(
+    settings: list[str], saved: list[str], tmp_path: Path
+) -> None:
+    """Unless no run could resume there."""
+    asked: list[str] = []
+
+    class LosingStore(ParameterStore):
+        def save(self, request: SaveRequest) -> str:
+            asked.append(request.url.rpartition("/")[2])
+            if asked == ["epoch-2"]:
+                raise SnapshotLostError("server 0 was restarted")
+            return super().save(request)
+
+    generate(tmp_path, rows=40, test_rows=20, files=1, test_files=1, seed=1)
+    own = [f"data.train={tmp_path}/train/*", f"checkpoint.dir={tmp_path / 'model'}", *settings]
+    own += ["checkpoint.every_epochs=2", "train.epochs=4", "train.batch_size=20"]
+
+    train_job(plan_of(job_of(*own, "model.hidden=[4]")), LosingStore())
+
+    assert asked == saved
+    assert {*checkpoints_of_runs(str(tmp_path / "model"))} == {*saved[1:]}
 
 
 @pytest.mark.parametrize("examples", [0, 10])
