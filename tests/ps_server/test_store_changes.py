@@ -79,7 +79,7 @@ def test_record_takes_memory_of_its_own() -> None:
     plain, recording = (trained(spec).status().tables["t"] for spec in (PLAIN, RECORDING))
 
     assert recording.rows == plain.rows
-    assert recording.size_bytes == plain.size_bytes + 8 * plain.rows
+    assert recording.size_bytes == plain.size_bytes + plain.rows
 
 
 def test_push_during_a_pull_of_changes_is_not_in_its_version(monkeypatch) -> None:
