@@ -133,7 +133,10 @@ JOIN: Call[requests.Join, Joined] = _call(
     awaits=lambda _: Awaited("join", "join"),
 )
 # Its sign of life is logged where it decides who has a place, by a record of its own.
-RENEW: Call[requests.Renew, None] = _call("Renew", record(requests.Renew), no_fields)
+# A worker that was lost comes back by it.
+RENEW: Call[requests.Renew, None] = _call(
+    "Renew", record(requests.Renew), no_fields, is_durable=True
+)
 CREATE_TABLE: Call[requests.CreateTable, None] = _call(
     "CreateTable",
     record(requests.CreateTable),

@@ -244,8 +244,11 @@ async def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     await waiting
 
 
-async def test_logged_call_and_a_version_are_answered_when_durable_and_reads_at_once():
-    """A snapshot of all servers follows a version: after a loss of power one would have a step less."""
+async def test_logged_calls_versions_and_renewals_are_answered_when_durable_and_reads_at_once():
+    """A snapshot of all servers follows a version: after a loss of power one would have a step less.
+
+    A worker that was lost, and is back by a renewal, would be lost again, and another take its place.
+    """
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda _: WaitTimeoutError("no sync"))
     journal = Journal()
@@ -254,13 +257,14 @@ async def test_logged_call_and_a_version_are_answered_when_durable_and_reads_at_
 
     push = asyncio.create_task(service.push())
     version = asyncio.create_task(service.call(calls.WAIT_VERSION, requests.WaitVersion(at=0)))
+    renewal = asyncio.create_task(service.call(calls.RENEW, requests.Renew(member=member(0))))
     await asyncio.sleep(0.01)
     await service.pull()
     assert not push.done()
     assert not version.done()
+    assert not renewal.done()
     durable.set_result(None)
-    await push
-    await version
+    await asyncio.gather(push, version, renewal)
 
 
 async def test_push_in_chunks_counts_when_all_have_come():
