@@ -12,7 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import CtrPsError, OverloadedError, TransportError, UsageError
+from ctr_ps.protos.errors import (
+    CtrPsError,
+    OverloadedError,
+    RecoveringError,
+    TransportError,
+    UsageError,
+)
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.placement import NO_SERVER, NUM_PLACES, ShardMap
 from ctr_ps.protos.spec import (
@@ -685,6 +691,23 @@ def test_servers_that_do_not_answer_are_named(monkeypatch):
             assert (f"waits for {away}" in found) == (command != ["status"])
         servers.stop_server(0)
         assert f"nothing answers at {servers.endpoints[0]}: is the job over?" in told("status")
+
+
+def test_a_command_waits_for_a_server_that_recovers(monkeypatch):
+    with cluster(num_servers=1, num_workers=1) as servers:
+        declare(servers.client())
+        starts = [RecoveringError("starting"), RecoveringError("starting")]
+        call = GrpcTransport.call
+
+        def recovering(transport, server, of, *arguments, **options):
+            if starts:
+                raise starts.pop()
+            return call(transport, server, of, *arguments, **options)
+
+        monkeypatch.setattr(GrpcTransport, "call", recovering)
+        result = CliRunner().invoke(cli.app, [servers.endpoints[0], "status"])
+        assert result.exit_code == 0, result.output
+        assert not starts
 
 
 def test_a_server_that_answers_anybody_is_not_added_to_others(monkeypatch):

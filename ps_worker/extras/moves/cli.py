@@ -20,7 +20,13 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from ctr_ps.protos.errors import AccessError, CtrPsError, TransportError, UsageError
+from ctr_ps.protos.errors import (
+    AccessError,
+    CtrPsError,
+    RecoveringError,
+    TransportError,
+    UsageError,
+)
 from ctr_ps.protos.format import require_format
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import require_endpoints, split_endpoints
@@ -204,11 +210,17 @@ def _connected(context: typer.Context) -> Iterator[GrpcTransport]:
 
 
 def _first_answer(transport: GrpcTransport, call: Call[None, T], hint: str) -> T:
-    try:
-        return transport.call(0, call, None, ready_s=FIRST_S).result()
-    except TransportError as error:
-        endpoint = transport.shard_map.endpoint_of(0)
-        raise TransportError(f"nothing answers at {endpoint}: {hint} ({error})") from error
+    until = time.monotonic() + RETRY_S
+    while True:
+        try:
+            return transport.call(0, call, None, ready_s=FIRST_S).result()
+        except RecoveringError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(PAUSE_S)
+        except TransportError as error:
+            endpoint = transport.shard_map.endpoint_of(0)
+            raise TransportError(f"nothing answers at {endpoint}: {hint} ({error})") from error
 
 
 def _states(transport: GrpcTransport, *, limit_s: float) -> dict[int, MapState]:
