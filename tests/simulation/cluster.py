@@ -712,7 +712,8 @@ def _notes_deadlocks(moves: Any) -> None:
         end, home = overdue(self), _now[0]
         assert home is not None
         assert home.current is not None
-        entered = [name for name in _HELD if end is not None and self._entering[name]]
+        is_held = end is not None and self._move.phase is not None
+        entered = [name for name in _HELD if is_held and self._entering[name]]
         home.network.wrong += [
             f"{home.current.process} ended a move for a {name}" for name in entered
         ]
