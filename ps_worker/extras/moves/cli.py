@@ -46,6 +46,7 @@ from ctr_ps.ps_worker.extras.moves.move import (
     Progress,
     accesses_between,
     connected,
+    require_same_map,
     rows_of,
     states_of,
     weights_of,
@@ -238,7 +239,8 @@ def _states(transport: GrpcTransport, *, limit_s: float) -> dict[int, MapState]:
             if each not in states
         ]
         if not away:
-            return states_of(transport)
+            require_same_map(shard_map, states)
+            return states
         if time.monotonic() > until:
             typer.echo(_table(shard_map, shard_map, states))
             raise TransportError(

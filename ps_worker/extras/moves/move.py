@@ -420,6 +420,12 @@ def states_of(transport: Transport) -> dict[int, MapState]:
     # All at once, as their loads are compared.
     found = results(call_all(transport, calls.GET_MAP, None))
     states = dict(zip(shard_map.servers, found, strict=True))
+    require_same_map(shard_map, states)
+    return states
+
+
+def require_same_map(shard_map: ShardMap, states: Mapping[int, MapState]) -> None:
+    """Raises UsageError if a server has another map than this, or another place in it."""
     for server, state in states.items():
         if (state.server, state.shard_map) != (server, shard_map):
             raise UsageError(
@@ -427,7 +433,6 @@ def states_of(transport: Transport) -> dict[int, MapState]:
                 f"{state.shard_map.epoch} of {', '.join(state.shard_map.endpoints)}, but server {server} in "
                 f"that of server 0, {shard_map.epoch} of {', '.join(shard_map.endpoints)}"
             )
-    return states
 
 
 def connected(transport: Transport) -> ShardMap:
