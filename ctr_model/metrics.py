@@ -218,7 +218,7 @@ class ClickMetrics:
         self._frame, self._shift, self._first = frame, frame.shift, frame.first
 
     def _in_frame(self, frame: _Frame) -> NDArray[np.float64]:
-        """Returns the histograms by the cells of `frame`, clipped to its first and last."""
+        """Returns the histograms by the cells of `frame`, clipped to its first and last; only to be read."""
         if frame == self._frame:
             return self._histograms
         histograms = np.zeros((2, frame.size))

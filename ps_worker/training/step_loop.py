@@ -391,6 +391,7 @@ def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
     """Returns the results, or raises the first error without waiting for the other runs."""
+    # Not `as_completed`, which goes by addresses: a simulated run has to be the same again.
     ended: SimpleQueue[futures.Future[T]] = SimpleQueue()
     for run in runs:
         run.add_done_callback(ended.put)
